@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON as the protocols have it (contract section 1.1): what JavaScript's parser accepts, and nothing else.
+
+Ordinary frames never come here: they are decoded by typed `msgspec` decoders. This is the path for frames that those
+refuse, and for values whose shape is not known beforehand. Malformed UTF-8 is read as U+FFFD, an escaped lone surrogate
+is kept and written as a lower-case escape, the last of two equal keys wins, a number too large for a double is infinite.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NoReturn
+
+import msgspec
+
+from agent_intercom.wire.errors import WireError
+from agent_intercom.wire.framing import Bytes
+
+MAX_DEPTH = 4_000
+"""Deepest nesting that is read: peers pass 2,000 levels and refuse 5,000."""
+
+_RECURSION_LIMIT = MAX_DEPTH + 2_000
+_SAFE_DIGITS = 17
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder()
+
+
+def allow_deep_nesting() -> None:
+    """Raise the interpreter's recursion limit to what `MAX_DEPTH` needs. Called once by a process that decodes."""
+    if sys.getrecursionlimit() < _RECURSION_LIMIT:
+        sys.setrecursionlimit(_RECURSION_LIMIT)
+
+
+def decode(payload: Bytes) -> Any:
+    """Read one JSON value. Raises WireError `JSON_INVALID` or `JSON_TOO_DEEP`."""
+    try:
+        text = bytes(payload).decode("utf-8", "replace")
+        return json.loads(text, parse_constant=_refuse_constant, parse_int=_integer)
+    except RecursionError as error:
+        raise WireError("JSON_TOO_DEEP", f"JSON nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        raise WireError("JSON_INVALID", "payload is not JSON") from error
+
+
+def encode(value: Any) -> bytes:
+    """Write `value` as compact UTF-8 JSON; structs of `msgspec` included. Lone surrogates become escapes."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value)
+        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")
+
+
+def compact_length(payload: bytes) -> int:
+    """Length in bytes of `payload` once it is parsed and written compactly again."""
+    try:
+        return len(_encoder.encode(_decoder.decode(payload)))
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return len(encode(decode(payload)))
+
+
+def utf16_length(text: str) -> int:
+    """Length in UTF-16 code units: JavaScript's `length`."""
+    if text.isascii():
+        return len(text)
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def utf8_length(text: str) -> int:
+    """Length in UTF-8 bytes; a lone surrogate counts three."""
+    if text.isascii():
+        return len(text)
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < _SAFE_DIGITS else _large_integer(digits)
+
+
+def _large_integer(digits: str) -> int | float:
+    value = float(digits)
+    return int(value) if abs(value) < 2.0**63 else value

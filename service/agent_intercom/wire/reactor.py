@@ -1,0 +1,635 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket server: listeners, connections, write queues and backpressure on one nested epoll.
+
+The asyncio loop sees a single descriptor, an epoll instance of our own. One callback per wake serves every socket that
+is ready, then lets the handler commit, then flushes every connection that has bytes waiting: however many frames one
+turn produces for a peer, they leave in one system call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from agent_intercom.wire.clock import Now, system_now
+from agent_intercom.wire.connection import RECEIVE_SIZE, Connection, Handler, NullTape, ReactorLimits, Tape
+from agent_intercom.wire.errors import WireError
+from agent_intercom.wire.peer import PeerCredentials, peer_credentials, peer_pidfd
+
+__all__ = ["Connection", "Handler", "NullTape", "Reactor", "ReactorLimits", "Tape"]
+
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_WRITE_EVENTS: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+_READ_EVENTS: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_EVENTS_PER_WAKE: Final = 64
+_ACCEPTS_PER_WAKE: Final = 64
+_SENDS_PER_FLUSH: Final = 16
+_DRAIN_READS: Final = 16
+_ACCEPT_RETRY_S: Final = 0.1
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+class Reactor:
+    """Serves Unix stream sockets for one user on one asyncio loop.
+
+    `uid` is the only user whose connections are served. `next_number` is the number of the next connection and may be
+    set. All work happens in batches: a wake of the epoll, a timer, or `run_batch`. Exceptions of the handler propagate
+    to the loop's exception handler.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handler: Handler,
+        tape: Tape,
+        *,
+        uid: int,
+        clock: Callable[[], Now] = system_now,
+        limits: ReactorLimits | None = None,
+    ) -> None:
+        self.next_number = 1
+        self.connections: dict[int, Connection] = {}
+        self._loop = loop
+        self._handler = handler
+        self._tape = tape
+        self._uid = uid
+        self._clock = clock
+        self._limits = limits or ReactorLimits()
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Connection] = {}
+        self._by_pidfd: dict[int, Connection] = {}
+        self._listeners: dict[int, tuple[socket.socket, str]] = {}
+        self._dirty: list[Connection] = []
+        self._timed: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._total = 0
+        self._now = clock()
+        self._in_batch = False
+        self._told = False
+        self._short = False
+        self._accepting = True
+        self._accept_handle: asyncio.Handle | None = None
+        self._dying: set[Connection] = set()
+        self._reap_handle: asyncio.Handle | None = None
+        loop.add_reader(self._epoll.fileno(), self._wake)
+
+    # Listeners and connections
+
+    def listen(self, sock: socket.socket, origin: str) -> None:
+        """Accept from a listening socket; its connections carry `origin`."""
+        sock.setblocking(False)
+        self._listeners[sock.fileno()] = (sock, origin)
+        if self._accepting:
+            self._epoll.register(sock.fileno(), _IN)
+
+    def adopt(
+        self,
+        sock: socket.socket,
+        origin: str,
+        number: int,
+        *,
+        sent: int = 0,
+        unsent: bytes = b"",
+        registered_peer: PeerCredentials | None = None,
+    ) -> Connection | None:
+        """Take over a connection that an earlier process accepted.
+
+        `sent` is how many bytes the kernel took so far, `unsent` what follows them; it leaves with the next flush. The
+        credentials are read again and, where `registered_peer` is given, must be the same. Answers None, closes the
+        socket and tells `refused` where they are not good. `next_number` moves past `number`.
+        """
+        self.next_number = max(self.next_number, number + 1)
+        peer = self._checked(sock, origin, registered_peer)
+        if peer is None:
+            return None
+        connection = self._add(sock, origin, number, peer)
+        connection.sent = sent
+        connection.queue(unsent)
+        self._arm(connection)
+        return connection
+
+    def pause(self, connection: Connection) -> None:
+        """Read no more from this peer until `resume`."""
+        if connection.reading and not connection.ending:
+            connection.reading = False
+            self._arm(connection)
+
+    def resume(self, connection: Connection) -> None:
+        """Read again."""
+        if not connection.reading and not connection.ending and connection.fd >= 0:
+            connection.reading = True
+            self._arm(connection)
+            if connection.dying:
+                self._reap_soon()
+
+    def cork(self, connection: Connection) -> None:
+        """Queue, but do not send, until `uncork`."""
+        connection.corked = True
+
+    def uncork(self, connection: Connection) -> None:
+        """Send again, with the next flush."""
+        connection.corked = False
+        if connection.fd >= 0:
+            connection.touch()
+
+    def end(self, connection: Connection) -> None:
+        """Read no more, send what is queued, then close: the peer gets all of it and an orderly end of stream.
+
+        The sending side is shut down when the queue is empty; the socket closes when the peer has answered with
+        anything, or after `linger_ms`. A peer that takes nothing for `write_deadline_ms` is closed.
+        """
+        if connection.ending or connection.fd < 0:
+            return
+        connection.ending = True
+        connection.reading = False
+        self._close_pidfd(connection)
+        self._arm(connection)
+        self._set_deadline(connection, self._limits.write_deadline_ms)
+        connection.touch()
+
+    def destroy(self, connection: Connection) -> None:
+        """Close at once; nothing more is sent."""
+        if connection.fd >= 0:
+            self._drop(connection)
+
+    def watch_peer_death(self, connection: Connection) -> bool:
+        """Lose the connection when the process that connected ends, even if another process holds its end open.
+
+        What the peer sent before is received first. False where the kernel gives no such notice.
+        """
+        if connection.fd < 0 or connection.ending:
+            return False
+        if connection.pidfd >= 0 or connection.dying:
+            return True
+        pidfd = peer_pidfd(connection.sock)
+        if pidfd is None:
+            return False
+        connection.pidfd = pidfd
+        self._by_pidfd[pidfd] = connection
+        self._epoll.register(pidfd, _IN)
+        return True
+
+    def listeners_idle(self) -> bool:
+        """Whether no connection waits in any listener's queue."""
+        poller = select.poll()
+        for fd in self._listeners:
+            poller.register(fd, select.POLLIN)
+        return not poller.poll(0)
+
+    def close(self, *, detach: bool = False) -> None:
+        """Close every socket of this process, listeners included, without telling the handler.
+
+        With `detach` only our descriptors go: a copy in the descriptor store keeps the peer connected. Without it the
+        peers see the end of the stream.
+        """
+        for connection in list(self.connections.values()):
+            self._drop(connection, shut=not detach)
+        for sock, _ in self._listeners.values():
+            sock.close()
+        self._listeners.clear()
+        for handle in (self._timer, self._accept_handle, self._reap_handle):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._accept_handle = self._reap_handle = None
+        if not self._epoll.closed:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+
+    # Batches
+
+    def run_batch(self, work: Callable[[Now], None]) -> None:
+        """Run `work` as if a socket had asked for it, followed by `batch_done` and a flush.
+
+        Inside a batch it just runs: that batch ends the same way.
+        """
+        if self._in_batch:
+            work(self._now)
+            return
+        self._now = self._clock()
+        self._in_batch = True
+        try:
+            work(self._now)
+            self._settle()
+        finally:
+            self._in_batch = False
+
+    def _wake(self) -> None:
+        events = self._epoll.poll(0, _EVENTS_PER_WAKE)
+        if not events:
+            return
+        self._now = self._clock()
+        self._in_batch = True
+        try:
+            find = self._by_fd.get
+            receive = self._receive
+            ready = None
+            for fd, mask in events:
+                connection = find(fd)
+                if connection is None:
+                    if fd in self._listeners:
+                        # Accepted last: a new connection must not inherit an event of a descriptor closed before it.
+                        ready = [fd] if ready is None else [*ready, fd]
+                    elif fd in self._by_pidfd:
+                        self._peer_died(self._by_pidfd[fd])
+                    continue
+                if connection.reading and mask & _READ_EVENTS:
+                    receive(connection)
+                elif connection.lingering:
+                    self._finish(connection)
+                if mask & _WRITE_EVENTS and connection.blocked:
+                    connection.blocked = False
+                    connection.touch()
+            if ready is not None:
+                for fd in ready:
+                    self._accept(fd)
+            self._settle()
+        finally:
+            self._in_batch = False
+
+    def _settle(self) -> None:
+        while True:
+            self._told = False
+            self._handler.batch_done(self._now)
+            self._flush()
+            # Whatever the handler decided while bytes left has to be committed like everything else.
+            if not self._told:
+                return
+
+    # Receiving
+
+    def _receive(self, connection: Connection) -> bool:
+        """Receive once; False when nothing was there."""
+        tape = self._tape
+        number = connection.number
+        buffer = tape.receive_buffer()
+        tape.begin_receive(number)
+        try:
+            size = connection.sock.recv_into(buffer)
+        except BlockingIOError:
+            tape.end_receive(number, 0, self._now)
+            return False
+        except OSError:
+            tape.end_receive(number, 0, self._now)
+            self._lose(connection, "reset")
+            return True
+        data = tape.end_receive(number, size, self._now)
+        if size:
+            self._handler.received(connection, data, self._now)
+        else:
+            self._lose(connection, "reset" if connection.broken else "eof")
+        return True
+
+    def _peer_died(self, connection: Connection) -> None:
+        self._close_pidfd(connection)
+        self._let_die(connection, "peer-died")
+
+    def _let_die(self, connection: Connection, reason: str) -> None:
+        """Lose the connection for `reason` once everything that the peer sent has been received."""
+        connection.dying = connection.dying or reason
+        self._dying.add(connection)
+        self._reap_soon()
+
+    def _reap_soon(self) -> None:
+        if self._reap_handle is None:
+            self._reap_handle = self._loop.call_soon(self._reap_batch)
+
+    def _reap_batch(self) -> None:
+        self._reap_handle = None
+        self.run_batch(self._reap)
+
+    def _reap(self, _now: Now) -> None:
+        for connection in list(self._dying):
+            if connection.reading and not self._receive(connection):
+                self._lose(connection, connection.dying)
+        if any(connection.reading for connection in self._dying):
+            self._reap_soon()
+
+    # Sending
+
+    def flush(self) -> None:
+        """Send what is queued on every connection that is neither corked nor waiting for its peer to read."""
+        if self._in_batch:
+            self._flush()
+        elif self._dirty:
+            self._now = self._clock()
+            self._in_batch = True
+            try:
+                self._told = False
+                self._flush()
+                if self._told:
+                    self._settle()
+            finally:
+                self._in_batch = False
+
+    def _flush(self) -> None:
+        dirty = self._dirty
+        # Callbacks may mark further connections; the loop reaches them too.
+        for connection in dirty:
+            if not connection.dirty:
+                continue
+            connection.dirty = False
+            if connection.fd < 0:
+                continue
+            if connection.queued and not connection.blocked:
+                if not connection.corked:
+                    self._transmit(connection)
+                elif connection.mask & _OUT:
+                    self._arm(connection)
+            self._account(connection)
+        dirty.clear()
+        while self._total > self._limits.total_queue_limit:
+            self._give_up(max(self.connections.values(), key=lambda item: item.charged))
+
+    def _transmit(self, connection: Connection) -> None:
+        if connection.broken:
+            connection.discard_queue()
+            return
+        tape = self._tape
+        sock = connection.sock
+        number = connection.number
+        chunks = connection.chunks
+        for _ in range(_SENDS_PER_FLUSH):
+            if len(chunks) == 1 and not connection.offset:
+                buffers = None
+                size = connection.queued
+            else:
+                buffers, size = connection.gather()
+            tape.begin_send(number)
+            try:
+                taken = sock.send(chunks[0]) if buffers is None else sock.sendmsg(buffers)
+            except BlockingIOError:
+                taken = 0
+            except OSError:
+                tape.end_send(number, connection.sent)
+                # What the peer sent before it left is still to be read.
+                connection.broken = True
+                connection.discard_queue()
+                if not connection.ending:
+                    self._let_die(connection, "reset")
+                break
+            if taken:
+                connection.advance(taken)
+            tape.end_send(number, connection.sent)
+            if not connection.queued:
+                break
+            if taken < size:
+                self._block(connection, taken)
+                return
+        else:
+            self._block(connection, 1)
+            return
+        if connection.mask & _OUT:
+            self._arm(connection)
+        if connection.deadline and not connection.ending:
+            connection.deadline = 0
+            self._timed.discard(connection)
+
+    def _block(self, connection: Connection, progress: int) -> None:
+        connection.blocked = True
+        if not connection.mask & _OUT:
+            self._arm(connection)
+        if progress or not connection.deadline:
+            self._set_deadline(connection, self._limits.write_deadline_ms)
+
+    def _account(self, connection: Connection) -> None:
+        queued = connection.queued
+        self._total += queued - connection.charged
+        connection.charged = queued
+        limits = self._limits
+        if connection.ending:
+            if not queued and not connection.corked and not connection.lingering:
+                self._half_close(connection)
+        elif connection.congested:
+            if queued <= limits.low_water:
+                connection.congested = False
+                self._told = True
+                self._handler.drained(connection, self._now)
+            elif queued > limits.hard_limit:
+                self._give_up(connection)
+        elif queued > limits.hard_limit:
+            self._give_up(connection)
+        elif queued > limits.high_water:
+            connection.congested = True
+            self._told = True
+            self._handler.congested(connection, self._now)
+
+    def _half_close(self, connection: Connection) -> None:
+        if connection.broken:
+            self._drop(connection)
+            return
+        try:
+            connection.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop(connection)
+            return
+        connection.lingering = True
+        self._arm(connection)
+        self._set_deadline(connection, self._limits.linger_ms)
+
+    def _finish(self, connection: Connection) -> None:
+        """Close an ended connection; unread bytes are taken first, or the peer would see a reset instead of our end."""
+        scratch = bytearray(RECEIVE_SIZE)
+        with contextlib.suppress(OSError):
+            for _ in range(_DRAIN_READS):
+                if not connection.sock.recv_into(scratch):
+                    break
+        self._drop(connection)
+
+    # Deadlines
+
+    def _set_deadline(self, connection: Connection, delay_ms: int) -> None:
+        if not self._in_batch:
+            self._now = self._clock()
+        connection.deadline = self._now.mono + delay_ms
+        self._timed.add(connection)
+        self._arm_timer(connection.deadline)
+
+    def _arm_timer(self, deadline: int) -> None:
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - self._now.mono, 1) / 1000, self._expire_batch)
+
+    def _expire_batch(self) -> None:
+        self._timer = None
+        self.run_batch(self._expire)
+
+    def _expire(self, now: Now) -> None:
+        for connection in list(self._timed):
+            if connection.deadline <= now.mono and connection.fd >= 0:
+                self._overdue(connection)
+        if self._timed:
+            self._arm_timer(min(connection.deadline for connection in self._timed))
+
+    def _overdue(self, connection: Connection) -> None:
+        if connection.lingering:
+            self._finish(connection)
+            return
+        if connection.corked and not connection.ending:
+            connection.deadline = 0
+            self._timed.discard(connection)
+            return
+        # This process may have been stopped while the peer read: only a send tells who is late.
+        if connection.blocked and not connection.corked:
+            sent = connection.sent
+            connection.blocked = False
+            self._transmit(connection)
+            if connection.sent != sent or not connection.queued:
+                connection.touch()
+                return
+        self._give_up(connection)
+
+    def _give_up(self, connection: Connection) -> None:
+        if connection.ending:
+            self._drop(connection)
+        else:
+            self._lose(connection, "not-reading")
+
+    # Accepting
+
+    def _accept(self, fd: int) -> None:
+        for _ in range(_ACCEPTS_PER_WAKE):
+            # A callback may have closed the reactor.
+            if fd not in self._listeners:
+                return
+            sock, origin = self._listeners[fd]
+            try:
+                accepted, _address = sock.accept()
+            except BlockingIOError:
+                self._set_short(False)
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                # The peer stays in the listener's queue, which is the one place where it can wait for a descriptor.
+                self._stop_accepting()
+                if error.errno in _NO_DESCRIPTORS:
+                    self._set_short(True)
+                return
+            self._set_short(False)
+            accepted.setblocking(False)
+            peer = self._checked(accepted, origin, None)
+            if peer is None:
+                continue
+            number = self.next_number
+            self.next_number = number + 1
+            connection = self._add(accepted, origin, number, peer)
+            self._handler.accepted(connection, self._now)
+            self._arm(connection)
+
+    def _checked(self, sock: socket.socket, origin: str, expected: PeerCredentials | None) -> PeerCredentials | None:
+        uid = None
+        try:
+            peer = peer_credentials(sock)
+            uid = peer.uid
+        except WireError:
+            peer = None
+        if peer is None or uid != self._uid or (expected is not None and peer != expected):
+            sock.close()
+            self._told = True
+            self._handler.refused(origin, uid)
+            return None
+        return peer
+
+    def _set_short(self, short: bool) -> None:
+        if short != self._short:
+            self._short = short
+            self._told = True
+            self._handler.out_of_descriptors(short)
+
+    def _stop_accepting(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            for fd in self._listeners:
+                self._epoll.unregister(fd)
+        if self._accept_handle is None:
+            self._accept_handle = self._loop.call_later(_ACCEPT_RETRY_S, self._retry_accept)
+
+    def _descriptor_freed(self) -> None:
+        if self._accept_handle is not None:
+            self._accept_handle.cancel()
+        self._accept_handle = self._loop.call_soon(self._retry_accept)
+
+    def _retry_accept(self) -> None:
+        self._accept_handle = None
+        self.run_batch(self._resume_accepting)
+
+    def _resume_accepting(self, _now: Now) -> None:
+        self._accepting = True
+        for fd in self._listeners:
+            self._epoll.register(fd, _IN)
+        for fd in list(self._listeners):
+            if self._accepting:
+                self._accept(fd)
+
+    # Bookkeeping
+
+    def _add(self, sock: socket.socket, origin: str, number: int, peer: PeerCredentials) -> Connection:
+        sock.setblocking(False)
+        connection = Connection(number, origin, peer, sock, self._dirty.append)
+        self._by_fd[connection.fd] = connection
+        self.connections[number] = connection
+        return connection
+
+    def _arm(self, connection: Connection) -> None:
+        """Make epoll's interest what the connection's state asks for.
+
+        A socket without interest is taken out: epoll would report a hang-up on it again and again.
+        """
+        if connection.fd < 0:
+            return
+        wanted = (_IN if connection.reading or connection.lingering else 0) | (_OUT if connection.blocked else 0)
+        if wanted == connection.mask:
+            return
+        if not connection.mask:
+            self._epoll.register(connection.fd, wanted)
+        elif wanted:
+            self._epoll.modify(connection.fd, wanted)
+        else:
+            self._epoll.unregister(connection.fd)
+        connection.mask = wanted
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        self._drop(connection)
+        self._told = True
+        self._handler.lost(connection, reason, self._now)
+
+    def _drop(self, connection: Connection, *, shut: bool = True) -> None:
+        # Closing does not take a socket out of the epoll, nor hang up the peer, while the descriptor store has a copy.
+        fd = connection.fd
+        if connection.mask:
+            self._epoll.unregister(fd)
+            connection.mask = 0
+        self._close_pidfd(connection)
+        if shut:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.sock.close()
+        connection.fd = -1
+        connection.reading = connection.blocked = connection.lingering = False
+        del self._by_fd[fd]
+        del self.connections[connection.number]
+        self._timed.discard(connection)
+        connection.discard_queue()
+        self._total -= connection.charged
+        connection.charged = 0
+        self._dying.discard(connection)
+        if not self._accepting:
+            self._descriptor_freed()
+
+    def _close_pidfd(self, connection: Connection) -> None:
+        if connection.pidfd >= 0:
+            self._epoll.unregister(connection.pidfd)
+            del self._by_pidfd[connection.pidfd]
+            os.close(connection.pidfd)
+            connection.pidfd = -1

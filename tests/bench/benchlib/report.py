@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From rounds to figures: medians, ratios within each round, targets, and the table.
+
+A ratio is taken between two runs of one round, which stood next to each other in time, and the median is taken over
+the rounds. So a machine that slows down for a minute spoils a round and not the figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+from typing import NamedTuple
+
+Rounds = list[dict[str, dict[str, float]]]
+"""One dict per round: figure → server → value."""
+
+
+class Target(NamedTuple):
+    """`figure` of `subject` divided by `base` of `reference`, held against `bound`."""
+
+    title: str
+    figure: str
+    reference: str
+    bound: float
+    at_least: bool = False
+    base: str | None = None
+    subject: str = "broker"
+
+    def ratios(self, rounds: Rounds) -> list[float]:
+        """The ratio in each round that has both values."""
+        found = []
+        for values in rounds:
+            above = values.get(self.figure, {}).get(self.subject)
+            below = values.get(self.base or self.figure, {}).get(self.reference)
+            if above is not None and below:
+                found.append(above / below)
+        return found
+
+    def holds(self, ratio: float) -> bool:
+        """Whether `ratio` is on the right side of the bound."""
+        return ratio >= self.bound if self.at_least else ratio <= self.bound
+
+
+TARGETS = (
+    Target("send→delivered p50, to the relay's", "latency_2.delivered_p50", "relay", 2.5),
+    Target(
+        "send→delivered p50, 120 sessions to 2",
+        "latency_crowd.delivered_p50",
+        "broker",
+        1.2,
+        base="latency_2.delivered_p50",
+    ),
+    Target("60 pairs, rate to the relay's", "pairs_1.rate", "relay", 0.2, at_least=True),
+    Target("cold start to health_ok, to bare Python's", "start.health_ok", "bare", 1.8),
+    Target("idle memory (PSS), to bare Python's", "memory.pss", "bare", 1.5),
+)
+
+CALIBRATION = (
+    Target("router: send→delivered p50, to the relay's", "latency_2.delivered_p50", "relay", 1.8, subject="router"),
+    Target("router: 60 pairs, rate to the relay's", "pairs_1.rate", "relay", 1 / 3, at_least=True, subject="router"),
+)
+"""What an asyncio router without rules was seen to cost. Far from it, generator or machine are the bottleneck."""
+
+FIGURES = (
+    ("latency_2.message_p50", "send→message p50, 2 sessions", "us"),
+    ("latency_2.message_p99", "send→message p99, 2 sessions", "us"),
+    ("latency_2.delivered_p50", "send→delivered p50, 2 sessions", "us"),
+    ("latency_2.delivered_p99", "send→delivered p99, 2 sessions", "us"),
+    ("latency_crowd.message_p50", "send→message p50, 120 sessions", "us"),
+    ("latency_crowd.message_p99", "send→message p99, 120 sessions", "us"),
+    ("latency_crowd.delivered_p50", "send→delivered p50, 120 sessions", "us"),
+    ("latency_crowd.delivered_p99", "send→delivered p99, 120 sessions", "us"),
+    ("pairs_1.rate", "60 pairs, 1 outstanding each", "/s"),
+    ("pairs_1.generator_cpu", "  share of a core for the generator", ""),
+    ("pairs_16.rate", "60 pairs, 16 outstanding each", "/s"),
+    ("pairs_16.generator_cpu", "  share of a core for the generator", ""),
+    ("list.p50", "list of 120 p50", "us"),
+    ("list.p99", "list of 120 p99", "us"),
+    ("start.interpreter", "start: interpreter alone", "ms"),
+    ("start.imports", "start: interpreter and imports", "ms"),
+    ("start.listening", "start: until listening, binding for itself", "ms"),
+    ("start.ready", "start: connection to READY=1, activated", "ms"),
+    ("start.health_ok", "start: connection to health_ok, activated", "ms"),
+    ("start.warm", "connection to health_ok, running", "ms"),
+    ("memory.pss", "idle memory, proportional (PSS)", "KiB"),
+    ("memory.private", "idle memory, private", "KiB"),
+    ("memory.rss", "idle memory, resident", "KiB"),
+)
+
+SERVERS = ("relay", "router", "bare", "broker")
+
+
+def figures(rounds: Rounds) -> dict[str, dict[str, float]]:
+    """The median over the rounds of every value."""
+    collected: dict[str, dict[str, list[float]]] = {}
+    for values in rounds:
+        for figure, by_server in values.items():
+            for server, value in by_server.items():
+                collected.setdefault(figure, {}).setdefault(server, []).append(value)
+    return {
+        figure: {server: median(values) for server, values in by_server.items()}
+        for figure, by_server in collected.items()
+    }
+
+
+class Verdict(NamedTuple):
+    """A target, the median ratio, its extremes over the rounds, and whether it holds."""
+
+    title: str
+    ratio: float
+    low: float
+    high: float
+    bound: float
+    at_least: bool
+    holds: bool
+
+
+def judge(targets: Iterable[Target], rounds: Rounds) -> list[Verdict]:
+    """One verdict for each target that was measured."""
+    verdicts = []
+    for target in targets:
+        ratios = target.ratios(rounds)
+        if ratios:
+            ratio = median(ratios)
+            verdicts.append(
+                Verdict(
+                    target.title, ratio, min(ratios), max(ratios), target.bound, target.at_least, target.holds(ratio)
+                )
+            )
+    return verdicts
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def table(rounds: Rounds) -> str:
+    """Figures, targets and calibration as text for a terminal of 100 columns."""
+    medians = figures(rounds)
+    lines = [f"{'figure (median of the rounds)':<46}{'':>4}" + "".join(f"{name:>12}" for name in SERVERS)]
+    for figure, title, unit in FIGURES:
+        if figure in medians:
+            cells = "".join(f"{_cell(medians[figure].get(name)):>12}" for name in SERVERS)
+            lines.append(f"{title:<46}{unit:>4}{cells}")
+    for heading, targets, words in (
+        ("target (median of the ratios of each round)", TARGETS, ("pass", "miss")),
+        ("calibration", CALIBRATION, ("as known", "differs")),
+    ):
+        lines += ["", f"{heading:<46}{'ratio':>8}{'lowest':>9}{'highest':>9}{'bound':>12}  verdict"]
+        for v in judge(targets, rounds):
+            bound = f"{'>=' if v.at_least else '<='} {v.bound:.3g}"
+            word = words[0] if v.holds else words[1]
+            lines.append(f"{v.title:<46}{v.ratio:>8.3f}{v.low:>9.3f}{v.high:>9.3f}{bound:>12}  {word}")
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The bench: paired measurements of the broker against references that run in the same minute.
+
+For speed the reference is a C relay without rules (`relay.c`); for cold start and memory a bare Python process that
+imports asyncio and msgspec (`bare.py`); an asyncio router without rules (`router.py`) calibrates both. Runs are serial
+and alternate, the broker's limits are lifted because the references have none, and a ratio is the median of the ratios
+of each round. A missed target is printed, and is no failure: exit status 1 means that something could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from benchlib import measure, report, servers
+
+
+def run(plan: measure.Plan, say: bool = True) -> report.Rounds:
+    """All rounds of `plan`. BenchError when something does not start or answer."""
+    rounds: report.Rounds = []
+
+    def progress(text: str) -> None:
+        if say:
+            print(text, file=sys.stderr, flush=True)
+
+    with_broker = servers.broker_present()
+    if not with_broker:
+        progress("no broker in this checkout: only the references are measured")
+    # Socket paths must stay far below the 108 bytes of a Unix address.
+    with tempfile.TemporaryDirectory(prefix="aib", dir="/tmp") as name:
+        home = Path(name)
+        programs = servers.build(home)
+        generator = measure.Generator(programs)
+        measure.starts(programs, home, with_broker)  # not counted: fills the page cache and writes bytecode
+        for turn in range(plan.starts):
+            progress(f"start {turn + 1} of {plan.starts}")
+            rounds.append(measure.starts(programs, home, with_broker))
+        for process in range(plan.processes):
+            progress(f"servers {process + 1} of {plan.processes}, {plan.turns} rounds each")
+            # New processes now and then: where one happens to lie in memory is then part of the spread.
+            with contextlib.ExitStack() as stack:
+                running = {
+                    "relay": stack.enter_context(servers.start_relay(programs, home)),
+                    "router": stack.enter_context(servers.start_router(home)),
+                }
+                if with_broker:
+                    running["broker"] = stack.enter_context(servers.start_broker(programs, home))
+                for turn in range(plan.turns):
+                    number = process * plan.turns + turn
+                    rounds.append(measure.one_round(generator, running, plan, number))
+    return rounds
+
+
+def document(rounds: report.Rounds, seconds: float) -> dict[str, Any]:
+    """The results as they are written to the JSON file."""
+    return {
+        "machine": {
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg(),
+            "nice": os.nice(0),
+        },
+        "seconds": round(seconds, 1),
+        "figures": report.figures(rounds),
+        "targets": [verdict._asdict() for verdict in report.judge(report.TARGETS, rounds)],
+        "calibration": [verdict._asdict() for verdict in report.judge(report.CALIBRATION, rounds)],
+        "rounds": rounds,
+    }
+
+
+def main() -> int:
+    """Run the bench; see the module's text for what the exit status means."""
+    root = Path(__file__).resolve().parent.parent.parent
+    parser = argparse.ArgumentParser(description="Measure the intercom broker against its references.")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs: under a minute")
+    parser.add_argument("--json", type=Path, default=root / "build" / "bench.json", help="where the results go")
+    options = parser.parse_args()
+    since = time.monotonic()
+    try:
+        rounds = run(measure.QUICK if options.quick else measure.FULL)
+    except servers.BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    results = document(rounds, time.monotonic() - since)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(report.table(rounds))
+    print(f"\n{results['seconds']} s, load {results['machine']['load'][0]:.2f}; results in {options.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -179,7 +179,7 @@ class SessionLeft(Frame, tag="session_left"):
     sessionId: str
 
 
-class Delivery(Frame, tag="message"):
+class Delivery(Frame, tag="message", rename={"from_": "from"}):
     deliveryId: str
     from_: SessionInfo
     message: Raw

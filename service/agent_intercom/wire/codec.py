@@ -3,12 +3,14 @@
 
 Ordinary frames never come here: they are decoded by typed `msgspec` decoders. This is the path for frames that those
 refuse, and for values whose shape is not known beforehand. Malformed UTF-8 is read as U+FFFD, an escaped lone surrogate
-is kept and written as a lower-case escape, the last of two equal keys wins, a number too large for a double is infinite.
+is kept and written as a lower-case escape, the last of two equal keys wins, a number too large for a double is
+infinite.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -20,8 +22,9 @@ from agent_intercom.wire.framing import Bytes
 MAX_DEPTH = 4_000
 """Deepest nesting that is read: peers pass 2,000 levels and refuse 5,000."""
 
-_RECURSION_LIMIT = MAX_DEPTH + 2_000
+_RECURSION_LIMIT = MAX_DEPTH + 500
 _SAFE_DIGITS = 17
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
@@ -31,6 +34,21 @@ def allow_deep_nesting() -> None:
     """Raise the interpreter's recursion limit to what `MAX_DEPTH` needs. Called once by a process that decodes."""
     if sys.getrecursionlimit() < _RECURSION_LIMIT:
         sys.setrecursionlimit(_RECURSION_LIMIT)
+
+
+def check_depth(payload: bytes) -> None:
+    """Raise WireError `JSON_TOO_DEEP` where `payload` nests deeper than `MAX_DEPTH`, whatever Python could read."""
+    if len(payload) < 2 * MAX_DEPTH or payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in _STRUCTURE.finditer(payload):
+        mark = payload[match.start()]
+        if mark in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise WireError("JSON_TOO_DEEP", f"JSON nested deeper than {MAX_DEPTH} levels")
+        elif mark != 0x22:
+            depth -= 1
 
 
 def decode(payload: Bytes) -> Any:

@@ -81,6 +81,11 @@ class FrameDecoder:
         return bytes(data[position + HEADER_SIZE : end])
 
     @property
+    def waiting(self) -> bool:
+        """Whether bytes are kept."""
+        return self._position < len(self._data)
+
+    @property
     def pending(self) -> bytes:
         """Bytes that were fed and are not part of a payload handed out yet."""
         return bytes(self._data[self._position :])

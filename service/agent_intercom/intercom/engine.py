@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deterministic half of the broker: byte streams in, effects out.
+
+All that happens to a broker comes in through these methods: bytes, connections that open and close, time, and what the
+shell found out (a peer that does not read, an edge that could not be stored). So a snapshot and a log of the inputs
+since is all that the next broker needs to go on exactly where this one stopped. Each input has a kind, by which the
+shell logs it and `replay` feeds it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from agent_intercom.intercom.contract import Limits
+from agent_intercom.intercom.edge import AskEdge
+from agent_intercom.intercom.frames import ClientFrame
+from agent_intercom.intercom.router import Router
+from agent_intercom.intercom.router.effects import Effect, PutEdge
+from agent_intercom.intercom.router.state import Image, Link
+from agent_intercom.intercom.untyped import handle_untyped
+from agent_intercom.wire import codec
+from agent_intercom.wire.clock import Now
+from agent_intercom.wire.errors import WireError
+from agent_intercom.wire.framing import Bytes, FrameDecoder
+
+OPENED: Final = 1
+RECEIVED: Final = 2
+CLOSED: Final = 3
+TICK: Final = 4
+CONGESTED: Final = 5
+DRAINED: Final = 6
+NOT_STORED: Final = 7
+
+_TYPED: Final = msgspec.json.Decoder(ClientFrame).decode
+_FORMAT: Final = 1
+
+
+class Snapshot(msgspec.Struct):
+    """An engine at rest: the rules' state, half-read bytes by connection, and how many ids were made up."""
+
+    format: int
+    image: Image
+    half_read: dict[int, bytes]
+    fresh_ids: int
+
+
+class Engine:
+    """Decoders and router of one broker.
+
+    `generation` names this broker's life in delivery ids; `fresh_id` makes an id for a session that brings none, from
+    a counter (so that a replay makes the same one).
+    """
+
+    def __init__(self, limits: Limits, generation: str, fresh_id: Callable[[str, int], str] | None = None) -> None:
+        self._begin(Router(limits, generation), fresh_id)
+
+    def _begin(self, router: Router, fresh_id: Callable[[str, int], str] | None) -> None:
+        self.router = router
+        self._book = router.book
+        self._decoders: dict[int, FrameDecoder] = {}
+        self._fresh_id = fresh_id or _plain_id
+        self._fresh_ids = 0
+
+    def start(self, edges: Iterable[AskEdge], now: Now) -> None:
+        """Begin afresh with the asks that the store kept."""
+        self.router.start(edges, now)
+
+    @property
+    def wake_at(self) -> int:
+        """Monotonic time in ms at which `tick` wants to be called."""
+        return self._book.wake_at
+
+    def take(self) -> list[Effect]:
+        """The effects since the last call, in order."""
+        effects = self._book.effects
+        self._book.effects = []
+        return effects
+
+    def opened(self, number: int, origin: str, now: Now) -> None:
+        """A connection with this number was accepted on a listener of `origin`."""
+        self._decoders[number] = FrameDecoder()
+        self.router.opened(number, origin, now)
+
+    def closed(self, number: int, reason: str, now: Now) -> None:
+        """The connection ended or was lost."""
+        self._decoders.pop(number, None)
+        self.router.closed(number, reason, now)
+
+    def received(self, number: int, data: Bytes, now: Now) -> None:
+        """The connection's next bytes. Bytes of a connection that was let go are not looked at."""
+        link = self._book.links.get(number)
+        if link is not None:
+            decoder = self._decoders[number]
+            decoder.feed(data)
+            self._drain(link, decoder, now)
+
+    def _drain(self, link: Link, decoder: FrameDecoder, now: Now) -> None:
+        links = self._book.links
+        number = link.number
+        try:
+            while link.held_for < 0 and (payload := decoder.next()) is not None:
+                self._payload(link, payload, now)
+                if number not in links:
+                    del self._decoders[number]
+                    return
+        except WireError as error:
+            del self._decoders[number]
+            self.router.broken(link, error.code, now)
+
+    def _payload(self, link: Link, payload: bytes, now: Now) -> None:
+        codec.check_depth(payload)
+        router = self.router
+        try:
+            frame = _TYPED(payload)
+        except (msgspec.DecodeError, RecursionError):
+            value = codec.decode(payload)
+            if router.charge(link, self._weight(payload), now):
+                handle_untyped(router, link, value, self._next_id, now)
+            return
+        if router.charge(link, self._weight(payload), now):
+            router.frame(link, frame, now)
+
+    def _weight(self, payload: bytes) -> int:
+        """Bytes of the frame once written compactly, which is what the rate limit counts."""
+        size = len(payload)
+        return size if size <= self._book.limits.bytes_per_token else codec.compact_length(payload)
+
+    def _next_id(self) -> str:
+        self._fresh_ids += 1
+        return self._fresh_id(self._book.generation, self._fresh_ids)
+
+    def tick(self, now: Now) -> None:
+        """Time has come to `now`."""
+        self.router.tick(now)
+        self._go_on(now)
+
+    def congested(self, number: int, now: Now) -> None:
+        """Too many bytes wait for the connection to read them."""
+        self.router.congested(number, now)
+
+    def drained(self, number: int, now: Now) -> None:
+        """The connection reads again."""
+        self.router.drained(number)
+        self._go_on(now)
+
+    def _go_on(self, now: Now) -> None:
+        """Read on in what was buffered for connections that are held no more."""
+        for number, decoder in list(self._decoders.items()):
+            link = self._book.links.get(number)
+            if link is None:
+                del self._decoders[number]
+            elif decoder.waiting and link.held_for < 0:
+                self._drain(link, decoder, now)
+
+    def not_stored(self, failed: Iterable[PutEdge], effects: list[Effect]) -> list[Effect]:
+        """These edges could not be stored; `effects` have not left the process. Returns what to do instead."""
+        return self.router.not_stored(list(failed), effects)
+
+    # Snapshot and replay.
+
+    def snapshot(self) -> bytes:
+        """The engine as bytes for `restored`."""
+        half_read = {n: d.pending for n, d in self._decoders.items() if d.waiting and n in self._book.links}
+        image = Snapshot(_FORMAT, self._book.image(), half_read, self._fresh_ids)
+        try:
+            return b"M" + msgspec.msgpack.encode(image)
+        except UnicodeEncodeError:
+            return b"J" + codec.encode(image)
+
+    @classmethod
+    def restored(
+        cls, data: bytes, limits: Limits, fresh_id: Callable[[str, int], str] | None = None
+    ) -> Engine:
+        """The engine that `data` was taken of. Raises ValueError where it is none of this format."""
+        try:
+            if data[:1] == b"M":
+                snapshot = msgspec.msgpack.decode(memoryview(data)[1:], type=Snapshot)
+            else:
+                snapshot = msgspec.convert(codec.decode(memoryview(data)[1:]), Snapshot)
+        except (msgspec.DecodeError, WireError) as error:
+            raise ValueError("not a snapshot of this engine") from error
+        if snapshot.format != _FORMAT:
+            raise ValueError("snapshot of another format")
+        engine = cls.__new__(cls)
+        engine._begin(Router.of_image(snapshot.image, limits), fresh_id)
+        engine._fresh_ids = snapshot.fresh_ids
+        for number in engine._book.links:
+            engine._decoders[number] = FrameDecoder()
+        for number, data_read in snapshot.half_read.items():
+            engine._decoders[number].feed(data_read)
+        return engine
+
+    def replay(self, kind: int, number: int, now: Now, data: Bytes) -> None:
+        """Feed a logged input again."""
+        if kind == RECEIVED:
+            self.received(number, data, now)
+        elif kind == OPENED:
+            self.opened(number, bytes(data).decode(), now)
+        elif kind == CLOSED:
+            self.closed(number, bytes(data).decode(), now)
+        elif kind == TICK:
+            self.tick(now)
+        elif kind == CONGESTED:
+            self.congested(number, now)
+        elif kind == DRAINED:
+            self.drained(number, now)
+        elif kind == NOT_STORED:
+            deliveries = set(msgspec.msgpack.decode(data, type=list[str]))
+            effects = self.take()
+            failed = [effect for effect in effects if isinstance(effect, PutEdge) and effect.delivery in deliveries]
+            self._book.effects = [*self.not_stored(failed, effects), *self._book.effects]
+        else:
+            raise ValueError(f"input of unknown kind {kind}")
+
+
+def not_stored_record(failed: Iterable[PutEdge]) -> bytes:
+    """What is logged for a `NOT_STORED` input."""
+    return msgspec.msgpack.encode([put.delivery for put in failed])
+
+
+def _plain_id(generation: str, count: int) -> str:
+    return f"{generation}-session-{count}"

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared ledger of the rules: state, indexes over it, and the effects of the input at hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from agent_intercom.intercom.contract import ORIGIN_LOCAL, Limits
+from agent_intercom.intercom.router import encode
+from agent_intercom.intercom.router.effects import Effect, Finish, Note, Write
+from agent_intercom.intercom.router.state import Ask, Image, Link, Pending, Session, Settled
+from agent_intercom.wire.clock import Now
+
+NEVER = 2**62
+"""A monotonic time that does not come."""
+
+
+class Book:
+    """State, indexes and outgoing effects; what all rule modules share.
+
+    Dictionaries keep insertion order, which is part of the rules: sessions are listed in the order of registration, and
+    pending deliveries end in the order of acceptance.
+    """
+
+    __slots__ = (
+        "asks",
+        "deliveries",
+        "effects",
+        "generation",
+        "idle_at",
+        "limits",
+        "links",
+        "pending",
+        "pending_by_message",
+        "sessions",
+        "settled",
+        "settled_order",
+        "unregistered",
+        "wake_at",
+    )
+
+    def __init__(self, limits: Limits, generation: str) -> None:
+        self.limits = limits
+        self.generation = generation
+        self.deliveries = 0
+        self.idle_at = NEVER
+        self.wake_at = NEVER
+        self.links: dict[int, Link] = {}
+        self.unregistered: dict[int, Link] = {}
+        self.sessions: dict[str, Session] = {}
+        self.pending: dict[str, Pending] = {}
+        self.pending_by_message: dict[tuple[str, str], Pending] = {}
+        self.settled: dict[tuple[str, str], Settled] = {}
+        self.settled_order: deque[Settled] = deque()
+        self.asks: dict[str, dict[str, Ask]] = {}
+        self.effects: list[Effect] = []
+
+    def write(self, number: int, payload: bytes) -> None:
+        """Queue a frame for a connection that still exists."""
+        if number in self.links:
+            self.effects.append(Write(number, encode.prefixed(payload)))
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.effects.append(Note(event, fields))
+
+    def wake(self, at: int) -> None:
+        """Ask for a tick at monotonic time `at`, or earlier."""
+        self.wake_at = min(self.wake_at, at)
+
+    def audience(self, subject: Session) -> Iterator[Session]:
+        """The other sessions that may know of `subject` (contract section 4.2)."""
+        scope = subject.scope
+        for session in self.sessions.values():
+            if session.scope == scope and session is not subject and session.id != subject.id:
+                yield session
+
+    def tell_audience(self, subject: Session, payload: bytes) -> None:
+        frame = encode.prefixed(payload)
+        for session in self.audience(subject):
+            self.effects.append(Write(session.number, frame))
+
+    def forget_link(self, number: int) -> Link | None:
+        self.unregistered.pop(number, None)
+        return self.links.pop(number, None)
+
+    def finish(self, number: int) -> None:
+        """Let the connection go: it gets what was written to it and nothing after."""
+        if self.forget_link(number) is not None:
+            self.effects.append(Finish(number))
+
+    def arm_idle(self, now: Now) -> None:
+        """Start the idle time unless it runs already (contract section 1.4)."""
+        if self.idle_at == NEVER:
+            self.idle_at = now.mono + self.limits.idle_exit_ms
+            self.wake(self.idle_at)
+
+    def capacity(self, origin: str) -> tuple[int, int]:
+        """Size of the rate bucket and tokens per second for a connection of that origin."""
+        limits = self.limits
+        if origin == ORIGIN_LOCAL:
+            return limits.rate_capacity, limits.rate_per_second
+        return limits.remote_rate_capacity, limits.remote_rate_per_second
+
+    def image(self) -> Image:
+        return Image(
+            generation=self.generation,
+            deliveries=self.deliveries,
+            idle_at=self.idle_at,
+            links=list(self.links.values()),
+            sessions=list(self.sessions.values()),
+            pending=list(self.pending.values()),
+            settled=[entry for entry in self.settled_order if self._is_current(entry)],
+            asks=[ask for asks in self.asks.values() for ask in asks.values()],
+        )
+
+    @classmethod
+    def of_image(cls, image: Image, limits: Limits) -> Book:
+        book = cls(limits, image.generation)
+        book.deliveries = image.deliveries
+        book.idle_at = image.idle_at
+        for link in image.links:
+            book.links[link.number] = link
+            if link.session is None:
+                book.unregistered[link.number] = link
+        for session in image.sessions:
+            book.sessions[session.id] = session
+        for pending in image.pending:
+            book.pending[pending.delivery] = pending
+            book.pending_by_message[pending.sender, pending.message_id] = pending
+        for entry in image.settled:
+            book.settled[entry.sender, entry.message_id] = entry
+            book.settled_order.append(entry)
+        for ask in image.asks:
+            book.asks.setdefault(ask.edge.sender, {})[ask.edge.message_id] = ask
+        book.wake_at = 0
+        return book
+
+    def _is_current(self, entry: Settled) -> bool:
+        return self.settled.get((entry.sender, entry.message_id)) is entry

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between acceptance and acknowledgement, and what is remembered after (contract section 2.6)."""
+
+from __future__ import annotations
+
+from agent_intercom.intercom.contract import MAX_FRAME, DeliveryCode, Text
+from agent_intercom.intercom.router import encode
+from agent_intercom.intercom.router.asks import Asks
+from agent_intercom.intercom.router.book import NEVER, Book
+from agent_intercom.intercom.router.effects import Hold, Write
+from agent_intercom.intercom.router.state import Link, Pending, Session, Settled
+from agent_intercom.wire.clock import Now
+
+
+class Outgoing:
+    """A message that passed the checks of form. `fingerprint` is equal exactly for equal payloads."""
+
+    __slots__ = ("body", "expects_reply", "fingerprint", "message_id", "reply_to")
+
+    def __init__(
+        self, message_id: str, reply_to: str | None, expects_reply: bool, fingerprint: bytes, body: bytes
+    ) -> None:
+        self.message_id = message_id
+        self.reply_to = reply_to
+        self.expects_reply = expects_reply
+        self.fingerprint = fingerprint
+        self.body = body
+
+
+class Deliveries:
+    """Acceptance, acknowledgement, refusal, time-out and retries."""
+
+    __slots__ = ("_asks", "_book")
+
+    def __init__(self, book: Book, asks: Asks) -> None:
+        self._book = book
+        self._asks = asks
+
+    def refuse(self, number: int, message_id: str, code: str, reason: str) -> None:
+        """The message was not accepted."""
+        self._book.write(number, encode.delivery_failed(message_id, False, code, reason))
+
+    def retry(self, sender: Session, message: Outgoing, now: Now) -> bool:
+        """Steps 2 to 4 of the contract: whether the send is dealt with already (a repetition, or over a cap)."""
+        book = self._book
+        key = (sender.id, message.message_id)
+        self._forget(now)
+        settled = book.settled.get(key)
+        if settled is not None:
+            if settled.fingerprint != message.fingerprint:
+                self._refuse_duplicate(sender, message, Text.DUPLICATE_SETTLED)
+                return True
+            if settled.delivered and settled.target in book.sessions:
+                quoted = encode.quote(message.message_id)
+                book.write(sender.number, encode.delivery_accepted(quoted, settled.delivery))
+                book.write(sender.number, encode.delivered(quoted, settled.delivery))
+                return True
+            del book.settled[key]
+        pending = book.pending_by_message.get(key)
+        if pending is not None:
+            if pending.fingerprint != message.fingerprint:
+                self._refuse_duplicate(sender, message, Text.DUPLICATE_PENDING)
+            else:
+                accepted = encode.delivery_accepted(encode.quote(message.message_id), pending.delivery)
+                book.write(sender.number, accepted)
+            return True
+        limits = book.limits
+        if len(book.pending) >= limits.pending_total or sender.pending >= limits.pending_per_sender:
+            code = DeliveryCode.TOO_MANY_PENDING_DELIVERIES
+            self.refuse(sender.number, message.message_id, code, Text.TOO_MANY_DELIVERIES)
+            return True
+        return False
+
+    def accept(self, link: Link, sender: Session, target: Session, message: Outgoing, now: Now) -> None:
+        """Steps 6 and 7: the rules of asks, then acceptance and the way to the recipient."""
+        book = self._book
+        message_id = message.message_id
+        refusal = self._asks.check(sender.id, target.id, message_id, message.reply_to, message.expects_reply)
+        if refusal is None and target.slow_since >= 0 and now.mono - target.slow_since >= book.limits.stall_ms:
+            refusal = DeliveryCode.TOO_MANY_PENDING_DELIVERIES, Text.RECIPIENT_NOT_READING
+        delivery = f"{book.generation}-{book.deliveries + 1}"
+        payload = encode.message(delivery, sender.shown, message.body)
+        if refusal is None and len(payload) > MAX_FRAME:
+            refusal = DeliveryCode.INVALID_MESSAGE, Text.MESSAGE_TOO_LARGE
+        if refusal is not None:
+            self.refuse(link.number, message_id, *refusal)
+            return
+        book.deliveries += 1
+        if message.expects_reply:
+            self._asks.open(sender.id, target.id, message_id, delivery, now)
+        self._remember(link, sender, target, message, delivery, now)
+        tag = delivery if message.expects_reply else ""
+        accepted = encode.delivery_accepted(encode.quote(message_id), delivery)
+        book.effects.append(Write(link.number, encode.prefixed(accepted), tag))
+        book.effects.append(Write(target.number, encode.prefixed(payload), tag))
+        if target.slow_since >= 0 and target.number != link.number:
+            link.held_for = target.number
+            link.held_until = target.slow_since + book.limits.stall_ms
+            book.wake(link.held_until)
+            book.effects.append(Hold(link.number))
+
+    def _remember(
+        self, link: Link, sender: Session, target: Session, message: Outgoing, delivery: str, now: Now
+    ) -> None:
+        book = self._book
+        pending = Pending(
+            delivery=delivery,
+            sender=sender.id,
+            sender_number=link.number,
+            message_id=message.message_id,
+            target=target.id,
+            target_number=target.number,
+            fingerprint=message.fingerprint,
+            due=now.mono + book.limits.ack_ms,
+            is_ask=message.expects_reply,
+            answers=message.reply_to,
+        )
+        book.pending[delivery] = pending
+        book.pending_by_message[pending.sender, pending.message_id] = pending
+        sender.pending += 1
+        if pending.due < book.wake_at:
+            book.wake_at = pending.due
+
+    def acknowledge(self, number: int, delivery: str, now: Now) -> None:
+        """`message_received`; ignored unless it comes from the connection that the message was written to."""
+        book = self._book
+        pending = book.pending.get(delivery)
+        if pending is None or pending.target_number != number:
+            return
+        self._settle(pending, True, now)
+        if pending.answers is not None:
+            self._asks.answer(pending.target, pending.answers)
+        book.write(pending.sender_number, encode.delivered(encode.quote(pending.message_id), delivery))
+
+    def reject(self, number: int, delivery: str, reason: str, now: Now) -> None:
+        """`message_rejected`: the recipient knows the id with another payload."""
+        pending = self._book.pending.get(delivery)
+        if pending is not None and pending.target_number == number:
+            self._fail(pending, DeliveryCode.CONFLICTING_MESSAGE_ID, reason, now)
+
+    def fail_for(self, number: int, now: Now) -> None:
+        """A connection is a session's no more: what was on its way to or from it has failed."""
+        for pending in list(self._book.pending.values()):
+            if pending.target_number == number:
+                self._fail(pending, DeliveryCode.RECIPIENT_DISCONNECTED, Text.RECIPIENT_GONE, now)
+            elif pending.sender_number == number:
+                self._fail(pending, DeliveryCode.SENDER_DISCONNECTED, Text.SENDER_GONE, now)
+
+    def expire(self, now: Now) -> int:
+        """Fail what was not acknowledged in time. Returns the monotonic time of the next such failure."""
+        pending_by_id = self._book.pending
+        while pending_by_id:
+            pending = next(iter(pending_by_id.values()))
+            if pending.due > now.mono:
+                return pending.due
+            self._fail(pending, DeliveryCode.DELIVERY_TIMEOUT, Text.ACK_TIMEOUT, now)
+        return NEVER
+
+    def _fail(self, pending: Pending, code: str, reason: str, now: Now) -> None:
+        self._settle(pending, False, now)
+        if pending.is_ask:
+            self._asks.delivery_failed(pending.sender, pending.message_id, pending.target_number)
+        failed = encode.delivery_failed(pending.message_id, True, code, reason)
+        self._book.write(pending.sender_number, failed)
+        self._book.note("DELIVERY_FAILED", code=code)
+
+    def _settle(self, pending: Pending, delivered: bool, now: Now) -> None:
+        book = self._book
+        key = (pending.sender, pending.message_id)
+        del book.pending[pending.delivery]
+        del book.pending_by_message[key]
+        sender = book.sessions.get(pending.sender)
+        if sender is not None and sender.number == pending.sender_number:
+            sender.pending -= 1
+        entry = Settled(
+            sender=pending.sender,
+            message_id=pending.message_id,
+            delivery=pending.delivery,
+            target=pending.target,
+            fingerprint=pending.fingerprint,
+            delivered=delivered,
+            forget_at=now.mono + book.limits.recent_ms,
+        )
+        book.settled[key] = entry
+        book.settled_order.append(entry)
+
+    def _forget(self, now: Now) -> None:
+        """Drop what is older than the contract's time, and the oldest beyond the cap on entries."""
+        order = self._book.settled_order
+        settled = self._book.settled
+        most = self._book.limits.recent_entries
+        while order and (order[0].forget_at <= now.mono or len(order) > most):
+            entry = order.popleft()
+            key = (entry.sender, entry.message_id)
+            if settled.get(key) is entry:
+                del settled[key]
+
+    def _refuse_duplicate(self, sender: Session, message: Outgoing, reason: str) -> None:
+        self.refuse(sender.number, message.message_id, DeliveryCode.DUPLICATE_MESSAGE_ID, reason)

@@ -53,6 +53,8 @@ class Bed:
     def __init__(self, name: str) -> None:
         self.name = name
         self.root = Path(self._testbed("path", name).stdout.strip())
+        hybrid = Path("/sys/fs/cgroup/unified")
+        self.cgroup = (hybrid if hybrid.is_dir() else Path("/sys/fs/cgroup")) / f"agent-intercom-testbed-{name}"
         self._running: list[subprocess.Popen[str]] = []
         self._cursors: dict[str, str] = {}
 
@@ -128,23 +130,29 @@ class Bed:
             command.append(f"--after-cursor={self._cursors[user]}")
         return [json.loads(line) for line in self.as_user(user, command).stdout.splitlines()]
 
-    def reset(self) -> None:
-        """Back to a machine on which nobody has used the intercom."""
-        visitors = next(Path("/sys/fs/cgroup").glob(f"**/agent-intercom-testbed-{self.name}/visitors"), None)
-        if visitors is not None:
-            (visitors / "cgroup.kill").write_text("1")
+    def end_commands(self) -> None:
+        """Kill what `popen` started and everything that came of it."""
+        kill = self.cgroup / "visitors/cgroup.kill"
+        if kill.exists():
+            kill.write_text("1")
         for process in self._running:
             process.kill()
             process.communicate()
         self._running.clear()
+
+    def reset(self) -> None:
+        """Back to a machine on which nobody has used the intercom."""
+        self.end_commands()
         for user, uid in USERS.items():
             self.as_user(user, ["systemctl", "--user", "stop", *SOCKETS, SERVICE], check=False)
             home = self.root / f"home/{user}"
             for path in (".pi", ".local", ".config", ".cache"):
                 shutil.rmtree(home / path, ignore_errors=True)
             shutil.rmtree(self.root / f"run/user/{uid}/agent-intercom", ignore_errors=True)
-            self.as_user(user, "systemctl --user daemon-reload; systemctl --user reset-failed", check=False)
-            tail = self.as_user(user, "journalctl --user -q -n 1 --show-cursor", check=False).stdout
+            tail = self.as_user(
+                user,
+                "systemctl --user daemon-reload; systemctl --user reset-failed; journalctl --user -q -n1 --show-cursor",
+            ).stdout
             self._cursors[user] = tail.rpartition("-- cursor: ")[2].strip() if "-- cursor: " in tail else ""
 
 
@@ -175,7 +183,8 @@ def booted(staged: Path) -> Iterator[Bed]:
     """A testbed with the installation in it. Tests use `bed`, which is this one put back."""
     if os.geteuid() != 0:
         pytest.skip("the testbed needs root")
-    namespaces = subprocess.run(["unshare", "-m", "-p", "-f", "-C", "true"], capture_output=True, text=True, check=False)
+    probe = ["unshare", "-m", "-p", "-f", "-C", "true"]
+    namespaces = subprocess.run(probe, capture_output=True, text=True, check=False)
     if namespaces.returncode != 0:
         pytest.skip(f"the testbed needs namespaces: {namespaces.stderr.strip()}")
     name = f"pytest{os.getpid()}"
@@ -195,4 +204,4 @@ def bed(booted: Bed) -> Iterator[Bed]:
     """The testbed, with nothing of an earlier test in it."""
     booted.reset()
     yield booted
-    booted.reset()
+    booted.end_commands()

@@ -1,0 +1,510 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asyncio client: one session that finds its way back to the broker. It never starts a broker.
+
+    async with IntercomClient(path, name="alpha", cwd="/src", model="human") as client:
+        reply = await client.ask("beta", "Is the build green?")
+
+What the client adds to the frames: the server's user is checked before a byte is sent, another protocol or version ends
+it for good, the scope is captured once, sends are kept below the broker's limits and repeated under their id after a
+reconnect, redelivered messages are acknowledged and not shown twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Self
+
+from agent_intercom.intercom import client_frames as frames
+from agent_intercom.intercom.client_health import Health, health
+from agent_intercom.intercom.client_link import Link
+from agent_intercom.intercom.client_receiver import Receiver
+from agent_intercom.intercom.client_state import Outgoing, fail
+from agent_intercom.intercom.client_types import (
+    AskTimeout,
+    Attachment,
+    ClientError,
+    Connected,
+    Control,
+    Delivery,
+    DeliveryFailed,
+    Disconnected,
+    Event,
+    Message,
+    Reply,
+    SendTimeout,
+    SessionInfo,
+)
+from agent_intercom.intercom.contract import (
+    DEFAULT_LIMITS,
+    PROTOCOL,
+    SCOPE_ENVIRONMENT,
+    VERSION,
+    DeliveryCode,
+    ErrorCode,
+    parse_scope,
+)
+
+__all__ = [
+    "FROM_ENVIRONMENT",
+    "RECONNECT_DELAYS",
+    "Health",
+    "IntercomClient",
+    "Timeouts",
+    "capture_scope",
+    "health",
+    "random_id",
+]
+
+RECONNECT_DELAYS = (0.25, 0.5, 1.0, 2.0, 5.0)
+"""Seconds before each attempt; the last repeats (contract section 1.5)."""
+
+STEADY = 5.0
+"""A connection that lived this many seconds starts the delays over."""
+
+PASSING = frozenset(
+    {
+        "BROKER_UNREACHABLE",
+        "CONNECTION_LOST",
+        "PROTOCOL_VIOLATION",
+        "FRAME_TOO_LARGE",
+        "FRAME_EMPTY",
+        "TIMEOUT",
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.RATE_LIMITED,
+        ErrorCode.TOO_MANY_SESSIONS,
+    }
+)
+"""Codes that end a connection and not the client, once it was registered."""
+
+FIRST_ATTEMPTS = 3
+"""How often the first connection is tried when the broker closes it without a word."""
+
+
+class Timeouts(NamedTuple):
+    """Seconds (contract section 1.5)."""
+
+    connect: float = 10.0
+    send: float = 10.0
+    list: float = 5.0
+    ask_control: float = 2.0
+    close: float = 2.0
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+class _FromEnvironment:
+    """Default of `scope`: AGENT_INTERCOM_SCOPE_ID, read once."""
+
+
+FROM_ENVIRONMENT = _FromEnvironment()
+
+
+def capture_scope(value: str | None | _FromEnvironment = FROM_ENVIRONMENT) -> str | None:
+    """The scope for a client's whole life; None is unscoped. Raises ClientError `SCOPE_INVALID` without the value."""
+    raw = os.environ.get(SCOPE_ENVIRONMENT) if isinstance(value, _FromEnvironment) else value
+    try:
+        return parse_scope(raw)
+    except ValueError:
+        raise ClientError("SCOPE_INVALID", "Registration metadata is invalid", SCOPE_ENVIRONMENT) from None
+
+
+def random_id() -> str:
+    """A random UUID, version 4."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    text = raw.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+class IntercomClient:
+    """A session at the broker that listens on the Unix socket `path`.
+
+    `session_id` None lets the broker choose; the id is kept for the client's life. `scope` defaults to the environment;
+    None or "" is unscoped. `pid`, `started_at` (Unix milliseconds) and `runtime_instance_id` let the same runtime
+    replace its own earlier session (contract section 4.4). `auto_ack` False leaves acknowledging to `Message.ack`.
+    `patient` True keeps trying when there is no broker at the start. `rate` is the broker's token bucket as (capacity,
+    tokens per second), or None for a broker without one.
+
+    Entering raises ClientError: `SCOPE_INVALID` and `INVALID_SESSION` before a socket is opened, `BROKER_UNREACHABLE`,
+    `PEER_FOREIGN`, `INCOMPATIBLE`, `TIMEOUT`, or the code of the broker's refusal.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        cwd: str,
+        model: str,
+        session_id: str | None = None,
+        name: str | None = None,
+        status: str | None = None,
+        scope: str | None | _FromEnvironment = FROM_ENVIRONMENT,
+        pid: int | None = None,
+        started_at: int | None = None,
+        runtime_instance_id: str | None = None,
+        auto_ack: bool = True,
+        patient: bool = False,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        reconnect_delays: Sequence[float] = RECONNECT_DELAYS,
+        rate: tuple[float, float] | None = (DEFAULT_LIMITS.rate_capacity, DEFAULT_LIMITS.rate_per_second),
+        event_capacity: int = 1_024,
+    ) -> None:
+        self._scope = capture_scope(scope)
+        if session_id is not None:
+            frames.check_text(session_id, "session_id", 1, DEFAULT_LIMITS.target, "INVALID_SESSION")
+            if not session_id.strip():
+                raise ClientError("INVALID_SESSION", "session_id must not be blank", "session_id")
+        self._claims: dict[str, Any] = {
+            "cwd": cwd,
+            "model": model,
+            "pid": os.getpid() if pid is None else pid,
+            "startedAt": _now() if started_at is None else started_at,
+            "runtimeInstanceId": runtime_instance_id or random_id(),
+        }
+        self._claim(name=name, status=status)
+        self._timeouts = timeouts
+        self._delays = tuple(reconnect_delays)
+        self._patient = patient
+        self._state = Receiver(session_id, auto_ack, event_capacity, self._on_registered)
+        self._link = Link(path, self._state.on_frame, self._on_lost, rate)
+        self._state.attach(self._link)
+        self._registered_claims: dict[str, Any] = {}
+        self._lost: asyncio.Future[str | None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._error: ClientError | None = None
+
+    async def __aenter__(self) -> Self:
+        self._ready = asyncio.get_running_loop().create_future()
+        self._runner = asyncio.create_task(self._run(), name="intercom-client")
+        try:
+            await self._ready
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @property
+    def session_id(self) -> str:
+        """The full session id, once registered."""
+        if self._state.session_id is None:
+            raise ClientError("CLOSED", "not registered yet", "session_id")
+        return self._state.session_id
+
+    @property
+    def connected(self) -> bool:
+        """Whether the session is registered at the moment."""
+        return self._state.connected
+
+    @property
+    def broker_pid(self) -> int:
+        """The process that called listen() on the socket, by the kernel: the user manager for a socket unit."""
+        return self._link.peer.pid
+
+    async def list(self) -> list[SessionInfo]:
+        """Every session of this scope, this one included. Raises ClientError `TIMEOUT` or what ended the client."""
+        request_id = random_id()
+        payload = frames.encode({"type": "list", "requestId": request_id})
+        try:
+            async with asyncio.timeout(self._timeouts.list):
+                return list(await self._request(request_id, payload))
+        except TimeoutError as error:
+            raise ClientError("TIMEOUT", "the broker did not list its sessions in time") from error
+
+    async def send(
+        self,
+        to: str,
+        text: str,
+        *,
+        message_id: str | None = None,
+        attachments: Sequence[Attachment] = (),
+        reply_to: str | None = None,
+        control: Control | None = None,
+    ) -> Delivery:
+        """Send a message and wait until the recipient acknowledged it.
+
+        `to` is a session id, a name, or the start of an id (contract section 5). Raises DeliveryFailed, SendTimeout,
+        ClientError `INVALID_MESSAGE` or `FRAME_TOO_LARGE` before anything is queued.
+        """
+        record = self._outgoing(to, text, message_id, attachments, reply_to, control, expects_reply=False)
+        return await self._deliver(record)
+
+    async def ask(
+        self,
+        to: str,
+        text: str,
+        *,
+        timeout: float | None = 30.0,
+        message_id: str | None = None,
+        attachments: Sequence[Attachment] = (),
+    ) -> Reply:
+        """Send an ask and wait `timeout` seconds for its reply; None waits for ever.
+
+        Raises AskTimeout after deferring the ask; its late reply arrives as an ordinary message. Raises
+        AskCancelledError when the asked session leaves for good, and what `send` raises. Cancelling the task cancels
+        the ask.
+        """
+        record = self._outgoing(to, text, message_id, attachments, None, None, expects_reply=True)
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._state.replies[record.message_id] = reply
+        delivered = False
+        try:
+            async with asyncio.timeout(timeout):
+                delivered = await self._deliver_ask(record)
+                return await reply
+        except TimeoutError:
+            if reply.done():
+                return reply.result()
+            raise AskTimeout(record.message_id, delivered, await self._defer_late(record.message_id)) from None
+        except asyncio.CancelledError:
+            self._link.post(_ask_control("cancel_ask", random_id(), record.message_id))
+            raise
+        finally:
+            self._state.replies.pop(record.message_id, None)
+
+    async def reply(self, message: Message, text: str, *, attachments: Sequence[Attachment] = ()) -> Delivery:
+        """Answer `message` and wait until the asker acknowledged the answer. Raises what `send` raises."""
+        return await self.send(message.sender.id, text, reply_to=message.id, attachments=attachments)
+
+    async def defer(self, message_id: str) -> bool:
+        """Stop waiting for an ask of this session, which stays open. False: not applied, or no answer in time."""
+        return await self._control_ask("defer_ask", message_id)
+
+    async def cancel(self, message_id: str) -> bool:
+        """Take an ask of this session back. False: not applied, or no answer in time."""
+        return await self._control_ask("cancel_ask", message_id)
+
+    async def presence(self, *, name: str | None = None, status: str | None = None, model: str | None = None) -> None:
+        """Change what others see of this session. Raises ClientError `INVALID_SESSION`."""
+        changes = self._claim(name=name, status=status, model=model)
+        self._raise_if_ended()
+        if self._state.connected:
+            self._link.post(frames.encode({"type": "presence", **changes}))
+
+    def events(self) -> AsyncIterator[Event]:
+        """Events for one reader, until the client is closed. Raises what ended the client, after the last event."""
+        return self._state.events.read()
+
+    async def unregister(self, *, preserve_asks: bool = False) -> None:
+        """Leave and close. With `preserve_asks` open asks stay answerable, else the other sides see them cancelled."""
+        if self._state.connected:
+            self._link.post(frames.encode({"type": "unregister", "preserveAsks": preserve_asks}))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeouts.close):
+                    await self._link.flushed()
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; open asks become deferred at the broker. Everything outstanding fails with `CLOSED`."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            with suppress(asyncio.CancelledError):
+                await runner
+        self._end(ClientError("CLOSED", "the client was closed"), None)
+        await self._link.close(self._timeouts.close)
+
+    # Connection
+
+    async def _run(self) -> None:
+        attempt = 0
+        resumed = False
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                code = await self._session(resumed)
+            except ClientError as error:
+                if not self._try_again(error.code, resumed, attempt):
+                    self._end(error, error)
+                    return
+            else:
+                resumed = True
+                self._state.events.put(Disconnected(code))
+                if code is not None and code not in PASSING:
+                    ended = ClientError(code, "the broker ended the session")
+                    self._end(ended, ended)
+                    return
+                if loop.time() - began >= STEADY:
+                    attempt = 0
+            await asyncio.sleep(self._delays[min(attempt, len(self._delays) - 1)])
+            attempt += 1
+
+    def _try_again(self, code: str, resumed: bool, attempt: int) -> bool:
+        if resumed or self._patient:
+            return code in PASSING
+        return code == "CONNECTION_LOST" and attempt + 1 < FIRST_ATTEMPTS
+
+    async def _session(self, resumed: bool) -> str | None:
+        """One connection from beginning to end. Returns the code that it ended with."""
+        loop = asyncio.get_running_loop()
+        self._state.registering = loop.create_future()
+        self._lost = loop.create_future()
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                await self._register(self._state.registering)
+        except TimeoutError as error:
+            raise ClientError("TIMEOUT", "the broker did not register the session in time") from error
+        finally:
+            if not self._state.connected:
+                self._link.drop()
+        self._state.events.put(Connected(self.session_id, resumed))
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+        return await self._lost
+
+    async def _register(self, registering: asyncio.Future[None]) -> None:
+        await self._link.open()
+        self._registered_claims = dict(self._claims)
+        claims = {**self._claims, "lastActivity": _now()}
+        self._link.post(frames.register_frame(claims=claims, session_id=self._state.session_id, scope=self._scope))
+        await registering
+
+    def _on_registered(self) -> None:
+        """Post again what has no answer yet; nothing can come between `registered` and this."""
+        changed = {
+            key: self._claims[key]
+            for key in ("name", "status", "model")
+            if self._claims.get(key) != self._registered_claims.get(key)
+        }
+        if changed:
+            self._link.post(frames.encode({"type": "presence", **changed}))
+        for record in self._state.outbox.records():
+            self._write(record)
+        for payload, _ in self._state.requests.values():
+            self._link.post(payload)
+
+    def _on_lost(self, code: str | None) -> None:
+        self._state.connected = False
+        registering = self._state.registering
+        if registering is not None:
+            fail(registering, _registration_error(code))
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(code)
+
+    def _end(self, error: ClientError, for_reader: ClientError | None) -> None:
+        """Fail whatever waits. The first error stays."""
+        if self._error is None:
+            self._error = error
+        self._link.drop()
+        self._state.end(self._error, for_reader)
+        if self._ready is not None:
+            fail(self._ready, self._error)
+
+    def _raise_if_ended(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # Requests
+
+    async def _request(self, request_id: str, payload: bytes) -> Any:
+        self._raise_if_ended()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._state.requests[request_id] = (payload, future)
+        try:
+            if self._state.connected:
+                self._link.post(payload)
+            return await future
+        finally:
+            del self._state.requests[request_id]
+
+    async def _defer_late(self, message_id: str) -> bool:
+        self._state.replies.pop(message_id, None)
+        with suppress(ClientError):
+            return await self.defer(message_id)
+        return False
+
+    async def _control_ask(self, kind: str, message_id: str) -> bool:
+        frames.check_text(message_id, "message_id", 1, DEFAULT_LIMITS.message_id, "INVALID_MESSAGE")
+        request_id = random_id()
+        try:
+            async with asyncio.timeout(self._timeouts.ask_control):
+                return bool(await self._request(request_id, _ask_control(kind, request_id, message_id)))
+        except TimeoutError:
+            return False
+
+    def _outgoing(
+        self,
+        to: str,
+        text: str,
+        message_id: str | None,
+        attachments: Sequence[Attachment],
+        reply_to: str | None,
+        control: Control | None,
+        *,
+        expects_reply: bool,
+    ) -> Outgoing:
+        self._raise_if_ended()
+        frames.check_text(to, "to", 1, DEFAULT_LIMITS.target, "INVALID_MESSAGE")
+        chosen = random_id() if message_id is None else message_id
+        message = frames.build_message(
+            chosen,
+            _now(),
+            text,
+            reply_to=reply_to,
+            expects_reply=expects_reply,
+            attachments=attachments,
+            control=control,
+        )
+        payload = frames.encode({"type": "send", "to": to, "message": message}, "message")
+        return Outgoing(chosen, payload, asyncio.get_running_loop().create_future())
+
+    async def _deliver(self, record: Outgoing) -> Delivery:
+        await self._state.outbox.admit(record)
+        try:
+            async with asyncio.timeout(self._timeouts.send):
+                if self._state.connected:
+                    self._write(record)
+                return await record.future
+        except TimeoutError as error:
+            if record.future.done():
+                return record.future.result()
+            raise SendTimeout(record.message_id, record.accepted) from error
+        finally:
+            self._state.outbox.remove(record)
+
+    async def _deliver_ask(self, record: Outgoing) -> bool:
+        """Whether delivery is certain. A repeated ask that is pending already may have arrived: its reply tells."""
+        try:
+            await self._deliver(record)
+        except DeliveryFailed as error:
+            if error.code != DeliveryCode.ASK_ALREADY_PENDING or record.attempts == 1:
+                raise
+            return False
+        return True
+
+    def _write(self, record: Outgoing) -> None:
+        if not record.future.done():
+            record.attempts += 1
+            record.delivery_id = None
+            self._link.post(record.payload)
+
+    def _claim(self, **changes: str | None) -> dict[str, str]:
+        given = {field: value for field, value in changes.items() if value is not None}
+        frames.check_claims({**self._claims, **given})
+        self._claims.update(given)
+        return given
+
+
+def _registration_error(code: str | None) -> ClientError:
+    if code in {"INCOMPATIBLE", "PROTOCOL_VIOLATION", "FRAME_TOO_LARGE", "FRAME_EMPTY"}:
+        return ClientError("INCOMPATIBLE", f"what listens does not speak {PROTOCOL} version {VERSION}")
+    text = "the broker closed the connection before it registered the session"
+    return ClientError(code or "CONNECTION_LOST", text)
+
+
+def _ask_control(kind: str, request_id: str, message_id: str) -> bytes:
+    return frames.encode({"type": kind, "requestId": request_id, "messageId": message_id})
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

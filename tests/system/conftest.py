@@ -19,12 +19,16 @@ Commands are a list, or a string for `sh -c`. A failing command raises `Assertio
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,7 +38,22 @@ TESTBED = ROOT / "tests/testbed"
 SITE = "/usr/lib/agent-intercom/site"
 SOCKETS = ("intercom.socket", "intercom-gateway.socket")
 SERVICE = "intercom.service"
-USERS = {"alice": 4000, "bob": 4001}
+
+
+def _load_testbed() -> ModuleType:
+    """The testbed script as a module: calling it saves an interpreter per command."""
+    loader = importlib.machinery.SourceFileLoader("testbed", str(TESTBED))
+    spec = importlib.util.spec_from_loader("testbed", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    write, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    loader.exec_module(module)
+    sys.dont_write_bytecode = write
+    return module
+
+
+testbed = _load_testbed()
+USERS: dict[str, int] = testbed.USERS
 
 Command = str | Sequence[str]
 
@@ -52,25 +71,27 @@ class Bed:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.root = Path(self._testbed("path", name).stdout.strip())
-        hybrid = Path("/sys/fs/cgroup/unified")
-        self.cgroup = (hybrid if hybrid.is_dir() else Path("/sys/fs/cgroup")) / f"agent-intercom-testbed-{name}"
+        self._bed = testbed.Bed(name)
+        self.root = Path(f"/proc/{self._bed.leader}/root")
         self._running: list[subprocess.Popen[str]] = []
         self._cursors: dict[str, str] = {}
 
-    @staticmethod
-    def _testbed(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([TESTBED, *args], capture_output=True, text=True, check=True)
-
     def _argv(self, user: str | None, command: Command) -> list[str]:
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        return [str(TESTBED), *(["user", self.name, user] if user else ["root", self.name]), *argv]
+        entered: list[str] = self._bed.enter_as(user, argv) if user else self._bed.enter(argv)
+        return entered
 
     def _call(
         self, user: str | None, command: Command, check: bool, stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            self._argv(user, command), capture_output=True, text=True, input=stdin or "", timeout=timeout, check=False
+            self._argv(user, command),
+            capture_output=True,
+            text=True,
+            input=stdin or "",
+            timeout=timeout,
+            check=False,
+            preexec_fn=self._bed.join_cgroup,
         )
         if check and done.returncode != 0:
             raise AssertionError(f"{command!r} ended with {done.returncode}\n{done.stdout}{done.stderr}")
@@ -94,7 +115,7 @@ class Bed:
         It, and whatever it started, is killed at the end of the test.
         """
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        process = subprocess.Popen(self._argv(user, command), text=True, **options)
+        process = subprocess.Popen(self._argv(user, command), text=True, preexec_fn=self._bed.join_cgroup, **options)
         self._running.append(process)
         return process
 
@@ -132,7 +153,7 @@ class Bed:
 
     def end_commands(self) -> None:
         """Kill what `popen` started and everything that came of it."""
-        kill = self.cgroup / "visitors/cgroup.kill"
+        kill = self._bed.cgroup / "visitors/cgroup.kill"
         if kill.exists():
             kill.write_text("1")
         for process in self._running:

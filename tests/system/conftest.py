@@ -73,13 +73,16 @@ class Bed:
         self.name = name
         self._bed = testbed.Bed(name)
         self.root = Path(f"/proc/{self._bed.leader}/root")
+        self._visitors: Path = self._bed.cgroup / "visitors"
+        self._visitors.mkdir(exist_ok=True)
         self._running: list[subprocess.Popen[str]] = []
         self._cursors: dict[str, str] = {}
 
     def _argv(self, user: str | None, command: Command) -> list[str]:
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        entered: list[str] = self._bed.enter_as(user, argv) if user else self._bed.enter(argv)
-        return entered
+        # In the testbed's cgroup, so that it can be killed with all that comes of it.
+        join = ["sh", "-c", 'echo 0 >"$0" && exec "$@"', str(self._visitors / "cgroup.procs")]
+        return [*join, *(self._bed.enter_as(user, argv) if user else self._bed.enter(argv))]
 
     def _call(
         self, user: str | None, command: Command, check: bool, stdin: str | None, timeout: float
@@ -91,7 +94,6 @@ class Bed:
             input=stdin or "",
             timeout=timeout,
             check=False,
-            preexec_fn=self._bed.join_cgroup,
         )
         if check and done.returncode != 0:
             raise AssertionError(f"{command!r} ended with {done.returncode}\n{done.stdout}{done.stderr}")
@@ -115,7 +117,7 @@ class Bed:
         It, and whatever it started, is killed at the end of the test.
         """
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        process = subprocess.Popen(self._argv(user, command), text=True, preexec_fn=self._bed.join_cgroup, **options)
+        process = subprocess.Popen(self._argv(user, command), text=True, **options)
         self._running.append(process)
         return process
 
@@ -153,7 +155,7 @@ class Bed:
 
     def end_commands(self) -> None:
         """Kill what `popen` started and everything that came of it."""
-        kill = self._bed.cgroup / "visitors/cgroup.kill"
+        kill = self._visitors / "cgroup.kill"
         if kill.exists():
             kill.write_text("1")
         for process in self._running:

@@ -123,7 +123,7 @@ def random_id() -> str:
 
 
 class IntercomClient:
-    """A session at the broker that listens on the Unix socket `path`.
+    """A session at the broker that listens on the Unix socket `path`, or on the first of several that answers.
 
     `session_id` None lets the broker choose; the id is kept for the client's life. `scope` defaults to the environment;
     None or "" is unscoped. `pid`, `started_at` (Unix milliseconds) and `runtime_instance_id` let the same runtime
@@ -137,7 +137,7 @@ class IntercomClient:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         cwd: str,
         model: str,
@@ -171,8 +171,9 @@ class IntercomClient:
         self._timeouts = timeouts
         self._delays = tuple(reconnect_delays)
         self._patient = patient
+        paths = [path] if isinstance(path, str | os.PathLike) else path
         self._state = Receiver(session_id, auto_ack, event_capacity, self._on_registered)
-        self._link = Link(path, self._state.on_frame, self._on_lost, rate)
+        self._link = Link(paths, self._state.on_frame, self._on_lost, rate)
         self._state.attach(self._link)
         self._registered_claims: dict[str, Any] = {}
         self._lost: asyncio.Future[str | None] | None = None

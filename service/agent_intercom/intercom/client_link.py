@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from agent_intercom.intercom import client_frames as frames
@@ -23,7 +23,7 @@ _BATCH_BYTES = 262_144
 
 
 class Link:
-    """One connection after another to the broker at `path`.
+    """One connection after another to the broker at the first of `paths` where somebody listens.
 
     `on_frame` gets each decoded frame and returns the code that ends the connection, or None. `on_lost` is called once
     per connection with the code that ended it. Frames posted while there is no connection are dropped: what must
@@ -32,12 +32,12 @@ class Link:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        paths: Sequence[str | os.PathLike[str]],
         on_frame: Callable[[frames.BrokerFrame], str | None],
         on_lost: Callable[[str | None], None],
         rate: tuple[float, float] | None,
     ) -> None:
-        self._path = path
+        self._paths = tuple(paths)
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._rate = rate
@@ -53,22 +53,38 @@ class Link:
     async def open(self) -> None:
         """Connect. Raises ClientError `BROKER_UNREACHABLE`, `PEER_FOREIGN` or `PEER_UNREADABLE`."""
         self._clear()
+        refused: OSError | None = None
+        for path in self._paths:
+            try:
+                channel = await self._connect(path)
+            except WireError as error:
+                raise ClientError(error.code, str(error), error.field) from error
+            except OSError as error:
+                refused = error
+            else:
+                self._use(channel)
+                return
+        why = "no address" if refused is None else os.strerror(refused.errno or 0)
+        raise ClientError("BROKER_UNREACHABLE", f"no broker listens: {why}") from refused
+
+    async def _connect(self, path: str | os.PathLike[str]) -> FrameChannel:
         channel: FrameChannel | None = None
 
         def lost(code: str | None) -> None:
-            if channel is not None:
-                self._leaving.discard(channel)
+            if channel is None:
+                return
+            self._leaving.discard(channel)
             if self._channel is channel:
                 self._clear()
                 self._channel = None
                 self._on_lost(code)
 
-        try:
-            channel = await FrameChannel.connect(self._path, self._on_payload, lost)
-        except WireError as error:
-            raise ClientError(error.code, str(error), error.field) from error
-        except OSError as error:
-            raise ClientError("BROKER_UNREACHABLE", f"no broker listens: {os.strerror(error.errno or 0)}") from error
+        channel = await FrameChannel.connect(path, self._on_payload, lost)
+        if not channel.open:
+            raise ClientError("CONNECTION_LOST", "the broker closed the connection at once")
+        return channel
+
+    def _use(self, channel: FrameChannel) -> None:
         channel.when_writable(self._schedule)
         self._channel = channel
         self.peer = channel.peer

@@ -258,10 +258,12 @@ class StateFile:
     def end_send(self, number: int, total: int) -> None:
         """Note that the kernel has taken `total` bytes of connection `number` since it was claimed.
 
-        The connection must hold a slot (KeyError).
+        A connection without a slot is one that nobody will go on with: nothing is noted of it.
         """
         words = self._words
-        words[self._slots[number]] = total
+        word = self._slots.get(number)
+        if word is not None:
+            words[word] = total
         words[_WRITING] = 0
 
     def claim(self, number: int) -> None:

@@ -9,8 +9,9 @@ shell logs it and `replay` feeds it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -33,40 +34,60 @@ TICK: Final = 4
 CONGESTED: Final = 5
 DRAINED: Final = 6
 NOT_STORED: Final = 7
+LOADED: Final = 8
 
 _TYPED: Final = msgspec.json.Decoder(ClientFrame).decode
-_FORMAT: Final = 1
+_Packed = TypeVar("_Packed", bound=msgspec.Struct)
 
 
 class Snapshot(msgspec.Struct):
     """An engine at rest: the rules' state, half-read bytes by connection, and how many ids were made up."""
 
-    format: int
+    limits: Limits
     image: Image
     half_read: dict[int, bytes]
+    seed: str
     fresh_ids: int
 
 
+class Beginning(msgspec.Struct):
+    """What a broker's life begins with; see `Engine.load`."""
+
+    generation: str
+    seed: str
+    edges: list[AskEdge]
+
+
 class Engine:
-    """Decoders and router of one broker.
+    """Decoders and router of one broker."""
 
-    `generation` names this broker's life in delivery ids; `fresh_id` makes an id for a session that brings none, from
-    a counter (so that a replay makes the same one).
-    """
+    def __init__(self, limits: Limits) -> None:
+        self._begin(Router(limits, ""))
 
-    def __init__(self, limits: Limits, generation: str, fresh_id: Callable[[str, int], str] | None = None) -> None:
-        self._begin(Router(limits, generation), fresh_id)
-
-    def _begin(self, router: Router, fresh_id: Callable[[str, int], str] | None) -> None:
+    def _begin(self, router: Router) -> None:
         self.router = router
         self._book = router.book
         self._decoders: dict[int, FrameDecoder] = {}
-        self._fresh_id = fresh_id or _plain_id
+        self._seed = ""
         self._fresh_ids = 0
 
-    def start(self, edges: Iterable[AskEdge], now: Now) -> None:
-        """Begin afresh with the asks that the store kept."""
-        self.router.start(edges, now)
+    def start(self, now: Now) -> None:
+        """Begin afresh: the idle time runs."""
+        self.router.start(now)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether `load` was called in this engine's life, which a restart does not end."""
+        return bool(self._seed)
+
+    def load(self, beginning: Beginning, now: Now) -> None:
+        """Take what the store kept, before the first frame other than `health`.
+
+        `generation` names this broker's life in delivery ids; `seed` is the randomness in the ids of sessions that
+        bring none, so that a replay makes the same ones.
+        """
+        self._seed = beginning.seed
+        self.router.load(beginning.generation, beginning.edges, now)
 
     @property
     def wake_at(self) -> int:
@@ -109,6 +130,8 @@ class Engine:
         except WireError as error:
             del self._decoders[number]
             self.router.broken(link, error.code, now)
+        else:
+            decoder.keep()
 
     def _payload(self, link: Link, payload: bytes, now: Now) -> None:
         codec.check_depth(payload)
@@ -130,7 +153,7 @@ class Engine:
 
     def _next_id(self) -> str:
         self._fresh_ids += 1
-        return self._fresh_id(self._book.generation, self._fresh_ids)
+        return uuid4_of(f"{self._seed}-{self._fresh_ids}".encode())
 
     def tick(self, now: Now) -> None:
         """Time has come to `now`."""
@@ -164,28 +187,15 @@ class Engine:
     def snapshot(self) -> bytes:
         """The engine as bytes for `restored`."""
         half_read = {n: d.pending for n, d in self._decoders.items() if d.waiting and n in self._book.links}
-        image = Snapshot(_FORMAT, self._book.image(), half_read, self._fresh_ids)
-        try:
-            return b"M" + msgspec.msgpack.encode(image)
-        except UnicodeEncodeError:
-            return b"J" + codec.encode(image)
+        return pack_value(Snapshot(self._book.limits, self._book.image(), half_read, self._seed, self._fresh_ids))
 
     @classmethod
-    def restored(
-        cls, data: bytes, limits: Limits, fresh_id: Callable[[str, int], str] | None = None
-    ) -> Engine:
-        """The engine that `data` was taken of. Raises ValueError where it is none of this format."""
-        try:
-            if data[:1] == b"M":
-                snapshot = msgspec.msgpack.decode(memoryview(data)[1:], type=Snapshot)
-            else:
-                snapshot = msgspec.convert(codec.decode(memoryview(data)[1:]), Snapshot)
-        except (msgspec.DecodeError, WireError) as error:
-            raise ValueError("not a snapshot of this engine") from error
-        if snapshot.format != _FORMAT:
-            raise ValueError("snapshot of another format")
+    def restored(cls, data: bytes) -> Engine:
+        """The engine that `data` was taken of, limits included. Raises ValueError where it is none of this format."""
+        snapshot = unpack_value(data, Snapshot)
         engine = cls.__new__(cls)
-        engine._begin(Router.of_image(snapshot.image, limits), fresh_id)
+        engine._begin(Router.of_image(snapshot.image, snapshot.limits))
+        engine._seed = snapshot.seed
         engine._fresh_ids = snapshot.fresh_ids
         for number in engine._book.links:
             engine._decoders[number] = FrameDecoder()
@@ -207,8 +217,10 @@ class Engine:
             self.congested(number, now)
         elif kind == DRAINED:
             self.drained(number, now)
+        elif kind == LOADED:
+            self.load(unpack_value(bytes(data), Beginning), now)
         elif kind == NOT_STORED:
-            deliveries = set(msgspec.msgpack.decode(data, type=list[str]))
+            deliveries = set(msgspec.msgpack.decode(bytes(data), type=list[str]))
             effects = self.take()
             failed = [effect for effect in effects if isinstance(effect, PutEdge) and effect.delivery in deliveries]
             self._book.effects = [*self.not_stored(failed, effects), *self._book.effects]
@@ -221,5 +233,27 @@ def not_stored_record(failed: Iterable[PutEdge]) -> bytes:
     return msgspec.msgpack.encode([put.delivery for put in failed])
 
 
-def _plain_id(generation: str, count: int) -> str:
-    return f"{generation}-session-{count}"
+def pack_value(value: msgspec.Struct) -> bytes:
+    """A struct as bytes, whatever its strings hold: lone surrogates, which MessagePack cannot carry, go as JSON."""
+    try:
+        return b"M" + msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        return b"J" + codec.encode(value)
+
+
+def unpack_value(data: bytes, kind: type[_Packed]) -> _Packed:
+    """The struct that `pack_value` made `data` of. Raises ValueError where it is another."""
+    body = memoryview(data)[1:]
+    try:
+        if data[:1] == b"M":
+            return msgspec.msgpack.decode(body, type=kind)
+        return msgspec.convert(codec.decode(body), kind, str_keys=True)
+    except (msgspec.DecodeError, WireError) as error:
+        raise ValueError("bytes of another format") from error
+
+
+def uuid4_of(name: bytes) -> str:
+    """A version 4 UUID whose random bits come from `name`."""
+    digits = blake2b(name, digest_size=16).hexdigest()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

@@ -80,6 +80,11 @@ class FrameDecoder:
         self._position = end
         return bytes(data[position + HEADER_SIZE : end])
 
+    def keep(self) -> None:
+        """Copy what was fed and not handed out, because the caller's buffer will be used again."""
+        if self._data is not self._tail:
+            self._keep()
+
     @property
     def waiting(self) -> bool:
         """Whether bytes are kept."""

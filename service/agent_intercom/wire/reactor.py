@@ -66,6 +66,7 @@ class Reactor:
         self._by_fd: dict[int, Connection] = {}
         self._by_pidfd: dict[int, Connection] = {}
         self._listeners: dict[int, tuple[socket.socket, str]] = {}
+        self._listeners_kept: list[socket.socket] = []
         self._dirty: list[Connection] = []
         self._timed: set[Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -184,6 +185,15 @@ class Reactor:
             poller.register(fd, select.POLLIN)
         return not poller.poll(0)
 
+    def stop_listening(self) -> None:
+        """Accept nobody from here on; who connects waits in the listener's queue. The listeners stay open."""
+        if self._accepting:
+            for fd in self._listeners:
+                self._epoll.unregister(fd)
+        self._accepting = False
+        self._listeners_kept = [sock for sock, _ in self._listeners.values()]
+        self._listeners.clear()
+
     def close(self, *, detach: bool = False) -> None:
         """Close every socket of this process, listeners included, without telling the handler.
 
@@ -192,7 +202,7 @@ class Reactor:
         """
         for connection in list(self.connections.values()):
             self._drop(connection, shut=not detach)
-        for sock, _ in self._listeners.values():
+        for sock in (*self._listeners_kept, *(sock for sock, _ in self._listeners.values())):
             sock.close()
         self._listeners.clear()
         for handle in (self._timer, self._accept_handle, self._reap_handle):

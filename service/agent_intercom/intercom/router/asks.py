@@ -139,7 +139,7 @@ class Asks:
                     following = min(following, ask.due)
         for edge in due:
             self._remove(edge.sender, edge.message_id)
-            self._book.note("ASK_EXPIRED")
+            self._book.note("ASK_EXPIRED", session=edge.sender)
             self._tell(edge.target, encode.ask_cancelled(edge.message_id, edge.sender, CancelReason.EXPIRED))
         return following
 

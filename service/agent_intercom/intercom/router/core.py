@@ -66,10 +66,14 @@ class Router:
         self._deliveries = Deliveries(book, self._asks)
         self._sessions = Sessions(book, self._asks, self._deliveries)
 
-    def start(self, edges: Iterable[AskEdge], now: Now) -> None:
-        """Begin with what the store kept; the idle time runs from the start, so that a mere probe keeps nobody up."""
-        self._asks.load(edges, now)
+    def start(self, now: Now) -> None:
+        """Begin the idle time: it runs from the start, so that a mere probe keeps nobody up."""
         self.book.arm_idle(now)
+
+    def load(self, generation: str, edges: Iterable[AskEdge], now: Now) -> None:
+        """Take the generation and the edges from the store, before the first session registers."""
+        self.book.generation = generation
+        self._asks.load(edges, now)
 
     def edges(self) -> list[AskEdge]:
         """All open ask edges."""
@@ -97,7 +101,7 @@ class Router:
 
     def broken(self, link: Link, code: str, now: Now) -> None:
         """The peer broke the framing or sent no JSON: closed without a word (contract section 1.1)."""
-        self.book.note("FRAME_REFUSED", code=code)
+        self.book.note("PROTOCOL_ERROR", connection=link.number, code=code)
         self._destroy(link, "protocol", now)
 
     def _destroy(self, link: Link, reason: str, now: Now) -> None:
@@ -115,7 +119,7 @@ class Router:
 
     def fail(self, link: Link, code: str, text: str, now: Now) -> None:
         """Answer with `error`; the connection is read no more and its session leaves at once."""
-        self.book.note("PROTOCOL_ERROR", code=code)
+        self.book.note("FRAME_REFUSED", session=link.session, code=code)
         self.book.write(link.number, encode.error(code, text))
         self.book.finish(link.number)
         self._leave(link, "protocol", now)
@@ -190,7 +194,7 @@ class Router:
             link.tokens = tokens - price
             return True
         link.tokens = tokens
-        book.note("RATE_LIMITED", origin=link.origin)
+        book.note("RATE_LIMITED", session=link.session)
         self.fail(link, ErrorCode.RATE_LIMITED, Text.RATE_LIMITED, now)
         return False
 
@@ -293,7 +297,7 @@ class Router:
         self.send(link, session, frame.to, message, bytes(frame.message), now)
 
     def send_untyped(self, link: Link, session: Session, to: object, body: bytes, now: Now) -> None:
-        """A send whose message the typed decoder refuses: lone surrogates and malformed UTF-8 pass, the rest does not."""
+        """A send whose message the typed decoder refuses: odd encodings of text pass, the rest does not."""
         try:
             value = decode(body)
         except WireError:

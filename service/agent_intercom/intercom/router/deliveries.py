@@ -162,7 +162,7 @@ class Deliveries:
             self._asks.delivery_failed(pending.sender, pending.message_id, pending.target_number)
         failed = encode.delivery_failed(pending.message_id, True, code, reason)
         self._book.write(pending.sender_number, failed)
-        self._book.note("DELIVERY_FAILED", code=code)
+        self._book.note("DELIVERY_FAILED", session=pending.sender, code=code, accepted=1)
 
     def _settle(self, pending: Pending, delivered: bool, now: Now) -> None:
         book = self._book

@@ -33,7 +33,7 @@ class Drop(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The connection is a session's from here on: it must survive a restart before anything written after this leaves."""
+    """The connection is a session now: what follows may leave only when it is sure to survive a restart."""
 
     number: int
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: registering, replacing, leaving, presence, lists and target resolution (contract sections 2.4, 2.5, 4, 5)."""
+"""Sessions: registering, replacing, leaving, presence, lists, targets (contract sections 2.4, 2.5, 4 and 5)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sessions:
             self._step_aside(incumbent, now)
         self._bind(link, session)
         if incumbent is not None:
-            book.note("SESSION_REPLACED", session=session_id)
+            book.note("SESSION_REPLACED", session=session_id, origin=link.origin)
             book.finish(incumbent.number)
 
     def _session(self, link: Link, session_id: str, scope: str | None, claims: dict[str, Any], now: Now) -> Session:
@@ -129,7 +129,7 @@ class Sessions:
             if room < 0:
                 return False
             payload = encode.sessions(quoted, _that_fit(shown, room))
-            book.note("LIST_SHORTENED")
+            book.note("LIST_SHORTENED", session=session.id)
         book.write(session.number, payload)
         return True
 

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell of the intercom broker: inputs into the engine, effects out of it, in order and after the commit.
+
+No rule lives here. Every input is in the memory file before the engine sees it; edges are in the database before a
+frame that tells of them leaves; a session's connection is in the descriptor store before its peer hears `registered`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agent_intercom import __version__
+from agent_intercom.host.errors import HostError
+from agent_intercom.host.journal import Event, Journal
+from agent_intercom.host.memory import StateFile
+from agent_intercom.host.notify import Notifier
+from agent_intercom.intercom import engine as inputs
+from agent_intercom.intercom import recovery
+from agent_intercom.intercom.contract import Limits
+from agent_intercom.intercom.engine import Engine
+from agent_intercom.intercom.keeper import Keeper
+from agent_intercom.intercom.router.book import NEVER
+from agent_intercom.intercom.router.effects import (
+    Bound,
+    Drop,
+    DropEdge,
+    Effect,
+    Finish,
+    Hold,
+    Idle,
+    Note,
+    PutEdge,
+    Release,
+    Write,
+)
+from agent_intercom.wire.clock import Now, system_now
+from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
+
+MEMORY_NAME: Final = "memory"
+SNAPSHOT_BYTES: Final = 4 * 1024 * 1024
+"""A snapshot is due when the log is longer than this and than the snapshot before it."""
+
+_STATUS_DELAY: Final = 0.2
+_PROBE: Final = b'{"type":"health"'
+
+
+def connection_name(number: int) -> str:
+    """The name of a connection in the descriptor store: opaque, and of no use to who reads it."""
+    return f"c{number}"
+
+
+class Broker:
+    """One broker on one loop. Made by `launch`, which gives it listeners; `stopped` is set when it wants to end.
+
+    `keeper` opens the database when the first frame comes that is more than a probe.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        limits: Limits,
+        tape: StateFile,
+        notifier: Notifier,
+        journal: Journal,
+        keeper: Keeper,
+        bound: str,
+        uid: int | None = None,
+        clock: Callable[[], Now] = system_now,
+        reactor_limits: ReactorLimits | None = None,
+    ) -> None:
+        self.stopped = asyncio.Event()
+        self.reason = ""
+        self._loop = loop
+        self._limits = limits
+        self._tape = tape
+        self._notifier = notifier
+        self._journal = journal
+        self._keeper = keeper
+        self._bound = bound
+        self._clock = clock
+        self._engine = Engine(limits)
+        self._reactor = Reactor(
+            loop, self, tape, uid=os.getuid() if uid is None else uid, clock=clock, limits=reactor_limits
+        )
+        self._kept: set[int] = set()
+        self._corked: list[Connection] = []
+        self._barrier: asyncio.Future[bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = NEVER
+        self._status: asyncio.TimerHandle | None = None
+        self._snapshot_soon = False
+        self._short = False
+        self._restored = 0
+
+    # Beginning.
+
+    def begin(self) -> None:
+        """Start with nothing: no predecessor left anything."""
+        self._engine.start(self._clock())
+        self._reactor.run_batch(self._first_snapshot)
+
+    def restore(self, loaded: recovery.Recovered, descriptors: dict[int, int], doubtful: set[int]) -> None:
+        """Go on where the predecessor stopped.
+
+        `descriptors` are the stored connections by number; `doubtful` are those whose last system call has no record.
+        """
+        self._engine = loaded.engine
+        self._reactor.next_number = loaded.next_number
+        # Bytes that were on their way may tell of asks: those must be stored before the bytes leave.
+        self.open_store()
+        kept = {}
+        for number, line in loaded.lines.items():
+            fd = descriptors.get(number)
+            if fd is not None and number not in doubtful:
+                sock = socket.socket(fileno=descriptors.pop(number))
+                connection = self._reactor.adopt(sock, line.origin, number, sent=line.sent, unsent=line.unsent)
+                if connection is not None:
+                    kept[number] = connection
+        for number, fd in descriptors.items():
+            self._notifier.remove(connection_name(number))
+            socket.socket(fileno=fd).close()
+        self._kept = set(kept)
+        self._restored = len(kept)
+        self._reactor.run_batch(lambda now: self._resume(loaded, kept, now))
+
+    def _resume(self, loaded: recovery.Recovered, kept: dict[int, Connection], now: Now) -> None:
+        engine = self._engine
+        for number in self._tape.claimed():
+            if number not in kept:
+                self._tape.release(number)
+        gone = [number for number in engine.router.book.links if number not in kept]
+        for number in gone:
+            engine.closed(number, "restart", now)
+        for number, connection in kept.items():
+            link = engine.router.book.links.get(number)
+            if link is not None and link.held_for >= 0:
+                self._reactor.pause(connection)
+            if link is not None and link.session is not None:
+                self._reactor.watch_peer_death(connection)
+        engine.router.book.limits = self._limits
+        self._journal.emit(Event.BROKER_RESTORED, kept=len(kept), closed=len(gone), records=loaded.records)
+        self._snapshot_soon = True
+        self._loop.call_soon(self._snapshot)
+
+    def _first_snapshot(self, _now: Now) -> None:
+        self._tape.snapshot(recovery.pack(__version__, self._engine, (), self._reactor.next_number))
+
+    def listen(self, sock: socket.socket, origin: str) -> None:
+        """Accept from a listener. `origin` decides trust."""
+        self._reactor.listen(sock, origin)
+
+    def ready(self, took_ms: int) -> None:
+        """Say that connections are served."""
+        self._notifier.ready(self.status_text())
+        self._journal.emit(
+            Event.BROKER_STARTED,
+            sessions=self._restored,
+            generation=self._keeper.generation,
+            took_ms=took_ms,
+            bound=self._bound,
+        )
+
+    # What the reactor tells.
+
+    def accepted(self, connection: Connection, now: Now) -> None:
+        self._tape.claim(connection.number)
+        self._tape.record(inputs.OPENED, connection.number, now, connection.origin.encode())
+        self._engine.opened(connection.number, connection.origin, now)
+
+    def received(self, connection: Connection, data: memoryview, now: Now) -> None:
+        if not self._keeper.opened and bytes(data[4 : 4 + len(_PROBE)]) != _PROBE:
+            self._open_store(now)
+        self._engine.received(connection.number, data, now)
+
+    def lost(self, connection: Connection, reason: str, now: Now) -> None:
+        if reason == "not-reading":
+            self._journal.emit(Event.SLOW_READER_DISCONNECTED, queued=connection.queued)
+        self._forget(connection.number)
+        self._tape.record(inputs.CLOSED, connection.number, now, reason.encode())
+        self._engine.closed(connection.number, reason, now)
+
+    def congested(self, connection: Connection, now: Now) -> None:
+        self._tape.record(inputs.CONGESTED, connection.number, now)
+        self._engine.congested(connection.number, now)
+
+    def drained(self, connection: Connection, now: Now) -> None:
+        self._tape.record(inputs.DRAINED, connection.number, now)
+        self._engine.drained(connection.number, now)
+
+    def refused(self, origin: str, uid: int | None) -> None:
+        self._journal.emit(Event.PEER_REFUSED, uid=uid, listener=origin, code="UNREADABLE" if uid is None else "FOREIGN")
+
+    def out_of_descriptors(self, active: bool) -> None:
+        self._short = active
+        if active:
+            self._journal.emit(Event.OUT_OF_DESCRIPTORS, open=len(self._reactor.connections))
+        self._status_soon()
+
+    def batch_done(self, now: Now) -> None:
+        engine = self._engine
+        effects = engine.take()
+        if effects:
+            self._carry_out(self._committed(effects, now), now)
+        if engine.wake_at < self._timer_at:
+            self._arm(now)
+        if not self._snapshot_soon and self._tape.log_size > max(SNAPSHOT_BYTES, self._tape.snapshot_size):
+            self._snapshot_soon = True
+            self._loop.call_soon(self._snapshot)
+
+    # Effects.
+
+    def _committed(self, effects: list[Effect], now: Now) -> list[Effect]:
+        """Store the edges that `effects` speak of; what may be done after that."""
+        changes = [effect for effect in effects if isinstance(effect, PutEdge | DropEdge)]
+        if not changes:
+            return effects
+        failed = self._keeper.commit(changes, self._engine.router.edges)
+        if not failed:
+            return effects
+        self._status_soon()
+        self._tape.record(inputs.NOT_STORED, 0, now, inputs.not_stored_record(failed))
+        remaining = self._engine.not_stored(failed, effects)
+        return remaining + self._engine.take()
+
+    def _carry_out(self, effects: Iterable[Effect], now: Now) -> None:
+        connections = self._reactor.connections
+        for effect in effects:
+            if type(effect) is Write:
+                connection = connections.get(effect.number)
+                if connection is not None:
+                    connection.queue(effect.frame)
+            else:
+                self._act(effect, now)
+
+    def _act(self, effect: Effect, now: Now) -> None:
+        if isinstance(effect, Note):
+            self._journal.emit(Event[effect.event], **effect.fields)
+        elif isinstance(effect, Idle):
+            self._idle()
+        elif isinstance(effect, Bound | Finish | Drop | Hold | Release):
+            connection = self._reactor.connections.get(effect.number)
+            if connection is not None:
+                self._act_on(effect, connection)
+
+    def _act_on(self, effect: Bound | Finish | Drop | Hold | Release, connection: Connection) -> None:
+        if isinstance(effect, Bound):
+            self._keep(connection)
+        elif isinstance(effect, Finish):
+            self._forget(connection.number)
+            self._reactor.end(connection)
+        elif isinstance(effect, Drop):
+            self._forget(connection.number)
+            self._reactor.destroy(connection)
+        elif isinstance(effect, Hold):
+            self._journal.emit(Event.SENDER_PAUSED, queued=connection.queued)
+            self._reactor.pause(connection)
+        else:
+            self._reactor.resume(connection)
+
+    def _keep(self, connection: Connection) -> None:
+        """Put a session's connection into the descriptor store; nothing is sent to it before it is there."""
+        self._status_soon()
+        self._reactor.watch_peer_death(connection)
+        if not self._notifier.active or connection.number in self._kept:
+            return
+        self._kept.add(connection.number)
+        self._notifier.store(connection_name(connection.number), connection.sock.fileno())
+        self._reactor.cork(connection)
+        self._corked.append(connection)
+        if self._barrier is None:
+            self._loop.call_soon(self._await_store)
+
+    def _await_store(self) -> None:
+        if self._barrier is None and self._corked:
+            waiting, self._corked = self._corked, []
+            self._barrier = self._notifier.barrier(self._loop)
+            self._barrier.add_done_callback(lambda _: self._stored(waiting))
+
+    def _stored(self, waiting: list[Connection]) -> None:
+        self._barrier = None
+        for connection in waiting:
+            self._reactor.uncork(connection)
+        self._reactor.flush()
+        self._await_store()
+
+    def _forget(self, number: int) -> None:
+        """A connection is about to go: nothing of it may come back after a restart."""
+        self._tape.release(number)
+        self._status_soon()
+        if number in self._kept:
+            self._kept.discard(number)
+            self._notifier.remove(connection_name(number))
+
+    def _idle(self) -> None:
+        """Exit, unless somebody is at the door or just came in."""
+        if not self._reactor.connections and self._reactor.listeners_idle():
+            self.stop("idle")
+
+    # Time.
+
+    def _arm(self, now: Now) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = self._engine.wake_at
+        if self._timer_at != NEVER:
+            self._timer = self._loop.call_later(max(self._timer_at - now.mono, 0) / 1000, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._timer_at = NEVER
+        self._reactor.run_batch(self._tick)
+
+    def _tick(self, now: Now) -> None:
+        if now.mono >= self._engine.wake_at:
+            self._tape.record(inputs.TICK, 0, now)
+            self._engine.tick(now)
+
+    # The store.
+
+    def open_store(self, *, exclusive: bool = False) -> None:
+        """Open the database now, if the first frame has not done so. Raises StoreLocked with `exclusive`."""
+        if not self._keeper.opened:
+            self._reactor.run_batch(lambda now: self._open_store(now, exclusive=exclusive))
+
+    def _open_store(self, now: Now, *, exclusive: bool = False) -> None:
+        held = self._engine.router.edges() if self._engine.loaded else None
+        beginning = self._keeper.open(now.wall, held, exclusive=exclusive)
+        if not self._engine.loaded:
+            self._tape.record(inputs.LOADED, 0, now, inputs.pack_value(beginning))
+            self._engine.load(beginning, now)
+        self._status_soon()
+
+    # The memory file.
+
+    def _snapshot(self) -> None:
+        self._snapshot_soon = False
+        lines = [
+            recovery.Line(connection.number, connection.origin, connection.sent, connection.unsent())
+            for connection in self._reactor.connections.values()
+            if connection.number in self._engine.router.book.links
+        ]
+        payload = recovery.pack(__version__, self._engine, lines, self._reactor.next_number)
+        try:
+            self._tape.snapshot(payload)
+        except HostError as error:
+            self._journal.emit(Event.MEMORY_FILE_REFUSED, code=error.code)
+
+    # Status and the end.
+
+    def status_text(self) -> str:
+        """One line for `systemctl status` and `intercom status`."""
+        count = len(self._engine.router.book.sessions)
+        text = f"{count} session{'' if count == 1 else 's'}"
+        problems = list(self._keeper.problems)
+        if self._short:
+            problems.append("OUT_OF_DESCRIPTORS")
+        return f"{text}; degraded: {', '.join(problems)}" if problems else text
+
+    def _status_soon(self) -> None:
+        if self._status is None:
+            self._status = self._loop.call_later(_STATUS_DELAY, self._tell_status)
+
+    def _tell_status(self) -> None:
+        self._status = None
+        self._notifier.status(self.status_text())
+
+    def stop(self, reason: str) -> None:
+        """Serve nobody from here on. `reason` is `idle` or the name of a signal."""
+        if not self.stopped.is_set():
+            self.reason = reason
+            self._notifier.stopping()
+            self._journal.emit(Event.BROKER_STOPPING, reason=reason)
+            self.stopped.set()
+
+    async def close(self, *, hand_over: bool) -> None:
+        """Let go of everything.
+
+        With `hand_over` the connections stay up for the next broker: the memory file is complete and the manager has
+        all descriptors. Without, the peers see an orderly end of what was written to them.
+        """
+        for timer in (self._timer, self._status):
+            if timer is not None:
+                timer.cancel()
+        self._reactor.stop_listening()
+        if hand_over:
+            self._snapshot()
+            for number, connection in self._reactor.connections.items():
+                if number not in self._kept:
+                    self._notifier.store(connection_name(number), connection.sock.fileno())
+            await self._notifier.barrier(self._loop)
+        self._reactor.close(detach=hand_over)
+        self._keeper.close()
+        self._notifier.close()
+        self._journal.close()
+        self._tape.close()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker without systemd: it owns the intercom directory and binds both sockets for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from agent_intercom.host import standalone
+from agent_intercom.host.errors import HostError
+from agent_intercom.host.journal import Journal
+from agent_intercom.host.memory import StateFile
+from agent_intercom.host.notify import Notifier
+from agent_intercom.intercom import contract, ownership, paths
+from agent_intercom.intercom.launch import make_broker, serve
+
+
+def run(notifier: Notifier, started: int) -> int:
+    """Start, in the order of contract section 1.3, and serve. Exit status 1 with one line where it must refuse."""
+    directory = paths.intercom_dir(os.environ)
+    pid = os.getpid()
+    try:
+        os.close(standalone.private_directory(directory))
+        ownership.acquire_owner(directory, pid)
+    except (HostError, ownership.OwnershipError) as error:
+        return _refuse(str(error))
+    local = paths.compat_socket(os.environ)
+    remote = paths.compat_gateway_socket(os.environ)
+    try:
+        return asyncio.run(_serve(notifier, started, directory, local, remote))
+    except HostError as error:
+        return _refuse(str(error))
+    finally:
+        ownership.release(directory, pid, (local, remote))
+
+
+async def _serve(notifier: Notifier, started: int, directory: str, local: str, remote: str) -> int:
+    from agent_intercom.intercom.store import StoreLocked
+
+    broker = make_broker(
+        notifier,
+        StateFile.create(),
+        Journal(stderr=True),
+        bound="itself",
+        state_directory=paths.state_dir(os.environ, self_bound=True),
+    )
+    broker.begin()
+    try:
+        broker.open_store(exclusive=True)
+        broker.listen(standalone.bind(local), contract.ORIGIN_LOCAL)
+        broker.listen(standalone.bind(remote), contract.ORIGIN_REMOTE)
+        ownership.write_pid(directory, os.getpid())
+        print(contract.ready_line(os.getpid()), flush=True)
+        await serve(broker, notifier, started)
+    except StoreLocked:
+        return _refuse("another intercom broker holds this state directory; stop it, or set PI_CODING_AGENT_DIR")
+    finally:
+        await broker.close(hand_over=False)
+    return 0
+
+
+def _refuse(why: str) -> int:
+    sys.stderr.write(f"intercom broker: {why}\n")
+    return 1

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker's dealings with its database: opened late, retried when it failed, and never the broker's end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from agent_intercom.host.journal import Event, Journal
+from agent_intercom.intercom.edge import AskEdge
+from agent_intercom.intercom.engine import Beginning
+from agent_intercom.intercom.router.effects import DropEdge, PutEdge
+
+if TYPE_CHECKING:
+    from agent_intercom.intercom.store import Store
+
+
+class Keeper:
+    """Owns the store of one broker.
+
+    `state_directory` holds the database; `asks_directory` may hold the asks of an earlier Node broker. Importing the
+    database library takes longer than answering a probe, so nothing is opened before `open`.
+    """
+
+    def __init__(self, state_directory: str, asks_directory: str, journal: Journal, problems: Iterable[str]) -> None:
+        self.opened = False
+        self.generation = 0
+        self._directory = state_directory
+        self._asks_directory = asks_directory
+        self._journal = journal
+        self._store: Store | None = None
+        self._locked = False
+        self._problems = list(problems)
+        self._told: str | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """Codes of what is wrong now."""
+        degraded = "STATE_LOCKED" if self._locked else self._store.degraded if self._store else None
+        return [*self._problems, *([degraded] if degraded else [])]
+
+    def open(self, wall: int, held: list[AskEdge] | None, *, exclusive: bool = False) -> Beginning:
+        """Open the database; what the broker begins with, if it begins afresh.
+
+        `held` are the edges of an engine that went on from its predecessor's memory: they are what counts, and the
+        database is made equal to them. Raises StoreLocked where another broker holds the directory and `exclusive` is
+        set; otherwise the broker goes on without a database.
+        """
+        from agent_intercom.intercom.store import Store, StoreError, StoreLocked
+
+        self.opened = True
+        try:
+            self._store = Store.open(self._directory, wall=wall)
+        except StoreLocked:
+            if exclusive:
+                raise
+            self._locked = True
+            self._tell()
+            return Beginning(_unstored_generation(wall), os.urandom(16).hex(), [])
+        self.generation = self._store.generation
+        taken_over = self._take_over(wall)
+        known = [*(self._store.edges() if held is None else held), *taken_over]
+        if held is not None or taken_over:
+            try:
+                self._store.replace(known)
+            except StoreError:
+                self._tell()
+        self._tell()
+        return Beginning(f"{self.generation:x}", os.urandom(16).hex(), known)
+
+    def _take_over(self, wall: int) -> list[AskEdge]:
+        """Asks that an earlier Node broker left (contract section 6), once."""
+        from agent_intercom.intercom import asks_import
+
+        loaded = asks_import.load(self._asks_directory, wall)
+        asks_import.done(self._asks_directory, wall)
+        return loaded
+
+    def commit(self, changes: Sequence[PutEdge | DropEdge], edges: Callable[[], list[AskEdge]]) -> list[PutEdge]:
+        """Store `changes`, in order, in one transaction. Returns the puts that are not stored; never raises."""
+        from agent_intercom.intercom.store import StoreError
+
+        puts: dict[tuple[str, str], PutEdge] = {}
+        drops: dict[tuple[str, str], None] = {}
+        for change in changes:
+            if isinstance(change, PutEdge):
+                puts[change.edge.sender, change.edge.message_id] = change
+            else:
+                key = (change.sender, change.message_id)
+                puts.pop(key, None)
+                drops[key] = None
+        if self._store is None:
+            return list(puts.values())
+        try:
+            if self._store.stale:
+                self._store.replace(edges())
+            else:
+                self._store.commit([put.edge for put in puts.values()], list(drops))
+        except StoreError:
+            return list(puts.values())
+        finally:
+            self._tell()
+        return []
+
+    def _tell(self) -> None:
+        """Log a change between working and degraded."""
+        code = "STATE_LOCKED" if self._locked else self._store.degraded if self._store else None
+        if code != self._told:
+            self._told = code
+            if code is None:
+                self._journal.emit(Event.STORE_RECOVERED)
+            else:
+                self._journal.emit(Event.STORE_DEGRADED, code=code)
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._store is not None:
+            self._store.close()
+
+
+def _unstored_generation(wall: int) -> str:
+    return f"{wall:x}"

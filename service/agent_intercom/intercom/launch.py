@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting the intercom broker: by systemd, with its sockets and what a predecessor left, or binding for itself.
+
+Started by systemd it always serves, however degraded: a service that refuses by exiting takes its own address away.
+Started by hand, or by a client as its `brokerCommand`, it refuses where it must, in one line and with exit status 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from agent_intercom import __version__
+from agent_intercom.host.activation import Inherited, inherited
+from agent_intercom.host.errors import HostError
+from agent_intercom.host.journal import Event, Journal
+from agent_intercom.host.memory import StateFile
+from agent_intercom.host.notify import Notifier
+from agent_intercom.intercom import contract, paths, recovery, settings
+from agent_intercom.intercom.broker import MEMORY_NAME, Broker
+from agent_intercom.intercom.keeper import Keeper
+from agent_intercom.wire import codec
+
+USAGE: Final = """\
+usage: intercom broker [PATH]
+
+Run the intercom broker in the foreground, binding for itself in the agent directory
+(PI_CODING_AGENT_DIR, else ~/.pi/agent). Under systemd use intercom.socket instead.
+A client can run it as its brokerCommand: the trailing PATH that clients add is ignored.
+
+example: PI_CODING_AGENT_DIR=/tmp/agents intercom broker
+"""
+
+_STORE_DELAY: Final = 0.5
+_CONNECTION_PREFIX: Final = "c"
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Run a broker until it is told to end or nobody needs it. Returns the exit status."""
+    if any(argument in ("-h", "--help") for argument in argv):
+        sys.stdout.write(USAGE)
+        return 0
+    started = time.monotonic_ns()
+    codec.allow_deep_nesting()
+    os.umask(0o077)
+    try:
+        given = inherited()
+        notifier = Notifier()
+    except HostError as error:
+        sys.stderr.write(f"intercom broker: {error}\n")
+        return 1
+    if given.listeners:
+        return asyncio.run(_activated(given, notifier, started))
+    from agent_intercom.intercom import foreground
+
+    return foreground.run(notifier, started)
+
+
+def make_broker(
+    notifier: Notifier, tape: StateFile, journal: Journal, *, bound: str, state_directory: str
+) -> Broker:
+    """A broker with this environment's settings. What is wrong with them is logged and shown in the status."""
+    loaded = settings.load(os.environ)
+    for problem in loaded.problems:
+        journal.emit(Event.CONFIG_INVALID, key=problem.key, code="INVALID")
+    keeper = Keeper(
+        state_directory,
+        paths.intercom_dir(os.environ),
+        journal,
+        ["CONFIG_INVALID"] if loaded.problems else [],
+    )
+    return Broker(
+        asyncio.get_running_loop(),
+        limits=loaded.settings.limits(),
+        tape=tape,
+        notifier=notifier,
+        journal=journal,
+        keeper=keeper,
+        bound=bound,
+        reactor_limits=loaded.settings.reactor_limits(),
+    )
+
+
+async def serve(broker: Broker, notifier: Notifier, started: int) -> None:
+    """Serve until the broker stops; SIGTERM and SIGINT stop it."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, broker.stop, number.name)
+    notifier.attach(loop)
+    notifier.start_watchdog(loop)
+    loop.call_later(_STORE_DELAY, broker.open_store)
+    broker.ready((time.monotonic_ns() - started) // 1_000_000)
+    # What exists now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    await broker.stopped.wait()
+
+
+async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
+    journal = Journal()
+    stored = dict(given.stored)
+    tape, recovered, doubtful = _adopt(stored, journal)
+    if tape is None:
+        tape = StateFile.create()
+        notifier.store(MEMORY_NAME, tape.fileno(), poll=False)
+    broker = make_broker(
+        notifier, tape, journal, bound="systemd", state_directory=paths.state_dir(os.environ)
+    )
+    descriptors = _connections(stored)
+    _discard(given, stored, notifier, journal)
+    if recovered is not None:
+        broker.restore(recovered, descriptors, doubtful)
+    else:
+        for number, fd in descriptors.items():
+            notifier.remove(f"{_CONNECTION_PREFIX}{number}")
+            _hang_up(fd)
+        broker.begin()
+    for name, sock in given.listeners:
+        origin = contract.ORIGIN_REMOTE if name == contract.ORIGIN_REMOTE else contract.ORIGIN_LOCAL
+        broker.listen(sock, origin)
+    await serve(broker, notifier, started)
+    await broker.close(hand_over=broker.reason != "idle")
+    return 0
+
+
+def _adopt(
+    stored: dict[str, int], journal: Journal
+) -> tuple[StateFile | None, recovery.Recovered | None, set[int]]:
+    """The predecessor's memory file and what it says, or nothing where there is none that can be used."""
+    fd = stored.pop(MEMORY_NAME, None)
+    if fd is None:
+        return None, None, set()
+    try:
+        tape = StateFile.adopt(fd)
+    except HostError as error:
+        os.close(fd)
+        journal.emit(Event.MEMORY_FILE_REFUSED, code=error.code)
+        return None, None, set()
+    try:
+        loaded = tape.load()
+        if loaded.snapshot is None:
+            raise ValueError("no snapshot")
+        records = [recovery.Input(*record) for record in loaded.records]
+        recovered = recovery.recover(__version__, loaded.snapshot, records, tape.sent)
+    except (HostError, ValueError) as error:
+        journal.emit(Event.MEMORY_FILE_REFUSED, code=getattr(error, "code", "MEMORY_VERSION"))
+        for number in tape.claimed():
+            tape.release(number)
+        tape.settle()
+        return tape, None, set()
+    doubtful = {number for number in (loaded.reading, loaded.writing) if number is not None}
+    tape.settle()
+    return tape, recovered, doubtful | set(recovered.diverged)
+
+
+def _connections(stored: dict[str, int]) -> dict[int, int]:
+    """Take the stored connections out of `stored`, by number."""
+    found = {}
+    for name in list(stored):
+        digits = name.removeprefix(_CONNECTION_PREFIX)
+        if name.startswith(_CONNECTION_PREFIX) and digits.isascii() and digits.isdecimal():
+            found[int(digits)] = stored.pop(name)
+    return found
+
+
+def _discard(given: Inherited, rest: dict[str, int], notifier: Notifier, journal: Journal) -> None:
+    """Remove descriptors that nobody knows from the store: kept, they would count against its size for ever."""
+    unknown = [*given.unknown, *rest.items()]
+    for name, fd in unknown:
+        notifier.remove(name)
+        os.close(fd)
+    if unknown:
+        journal.emit(Event.DESCRIPTOR_UNKNOWN, count=len(unknown))
+
+
+def _hang_up(fd: int) -> None:
+    import socket
+
+    with socket.socket(fileno=fd) as sock:
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return

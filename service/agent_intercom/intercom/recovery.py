@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a broker leaves to the next one in the memory file, and how that one goes on from it. Pure.
+
+The snapshot holds the engine and, for each connection, the bytes that had not been sent. Replaying the inputs logged
+since gives all bytes queued since; the count of bytes that the kernel took says how many of them the peer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from agent_intercom.intercom.engine import LOADED, Engine, pack_value, unpack_value
+from agent_intercom.intercom.router.effects import Drop, Finish, Write
+from agent_intercom.wire.clock import Now
+
+
+class Line(msgspec.Struct):
+    """A connection at the time of a snapshot: bytes that the kernel had taken, bytes that waited."""
+
+    number: int
+    origin: str
+    sent: int
+    unsent: bytes
+
+
+class Legacy(msgspec.Struct):
+    """The payload of the memory file's snapshot. `version` is the program's: another one may follow other rules."""
+
+    version: str
+    engine: bytes
+    lines: list[Line]
+    next_number: int
+
+
+class Input(NamedTuple):
+    """A logged input of the engine."""
+
+    kind: int
+    number: int
+    now: Now
+    data: bytes
+
+
+class Recovered(NamedTuple):
+    """An engine that is where its predecessor was. `lines` are the connections that the rules still know of.
+
+    `diverged` are those whose peers have more bytes than the replay produced; they cannot be continued.
+    """
+
+    engine: Engine
+    lines: dict[int, Line]
+    diverged: list[int]
+    next_number: int
+    records: int
+
+
+def pack(version: str, engine: Engine, lines: Iterable[Line], next_number: int) -> bytes:
+    """The snapshot of a broker. Effects of the engine must have been carried out."""
+    return pack_value(Legacy(version, engine.snapshot(), list(lines), next_number))
+
+
+def recover(
+    version: str, snapshot: bytes, inputs: Iterable[Input], total_sent: Callable[[int], int | None]
+) -> Recovered:
+    """Go on from a snapshot and the inputs since.
+
+    `total_sent` tells how many bytes the kernel took of a connection. Raises ValueError where the snapshot cannot be
+    read, or where inputs would have to be replayed by other rules than those that they were first met with.
+    """
+    legacy = unpack_value(snapshot, Legacy)
+    inputs = list(inputs)
+    if inputs and legacy.version != version:
+        raise ValueError("inputs of another version cannot be replayed")
+    engine = Engine.restored(legacy.engine)
+    next_number = legacy.next_number
+    # The first frame opens the database, and is in the log before that: what it brought comes first.
+    for entry in sorted(inputs, key=lambda entry: entry.kind != LOADED):
+        engine.replay(entry.kind, entry.number, entry.now, entry.data)
+        next_number = max(next_number, entry.number + 1)
+    queued = _queued_since(engine)
+    before = {line.number: line for line in legacy.lines}
+    lines: dict[int, Line] = {}
+    diverged: list[int] = []
+    for number, link in engine.router.book.links.items():
+        line = before.get(number) or Line(number, link.origin, 0, b"")
+        waiting = line.unsent + b"".join(queued.get(number, ()))
+        total = total_sent(number)
+        taken = 0 if total is None else total - line.sent
+        if 0 <= taken <= len(waiting):
+            lines[number] = Line(number, link.origin, line.sent + taken, waiting[taken:])
+        else:
+            diverged.append(number)
+    return Recovered(engine, lines, diverged, next_number, len(inputs))
+
+
+def _queued_since(engine: Engine) -> dict[int, list[bytes]]:
+    queued: dict[int, list[bytes]] = {}
+    for effect in engine.take():
+        if isinstance(effect, Write):
+            queued.setdefault(effect.number, []).append(effect.frame)
+        elif isinstance(effect, Finish | Drop):
+            queued.pop(effect.number, None)
+    return queued

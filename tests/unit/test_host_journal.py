@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 
 from agent_intercom.host.journal import CODE, ID, INT, Event, Journal, short_id
 
-CATALOG = Path(__file__).resolve().parents[2] / "units" / "agent-intercom.catalog"
+ROOT = Path(__file__).resolve().parents[2]
+CATALOG = ROOT / "units" / "agent-intercom.catalog"
 
 
 def parse_catalog() -> dict[str, tuple[dict[str, str], str]]:
@@ -162,6 +164,30 @@ def test_no_text_passes_as_a_code_or_an_id(text: str) -> None:
             journald.socket.close()
     assert re.fullmatch("[A-Za-z][A-Za-z0-9_.-]{0,63}", line["INTERCOM_CODE"])
     assert re.fullmatch("[0-9a-f]{8}", line["INTERCOM_SESSION"])
+
+
+def logged(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    """Event and fields of each `journal.emit(Event.NAME, …)` and, for the pure parts, `book.note("NAME", …)`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="emit"),
+                args=[ast.Attribute(value=ast.Name(id="Event"), attr=name)],
+                keywords=keywords,
+            ):
+                yield name, {keyword.arg or "**" for keyword in keywords}
+            case ast.Call(func=ast.Attribute(attr="note"), args=[ast.Constant(value=str(name))], keywords=keywords):
+                yield name, {keyword.arg or "**" for keyword in keywords}
+
+
+def test_every_call_fits_the_catalogue() -> None:
+    """A call that does not would end a broker on the day that it is reached."""
+    problems = []
+    for path in sorted((ROOT / "service").rglob("*.py")):
+        for name, fields in logged(ast.parse(path.read_text("utf-8"))):
+            if name not in Event.__members__ or not fields <= set(Event[name].value.fields):
+                problems.append(f"{path.name}: {name} {sorted(fields)}")
+    assert problems == []
 
 
 def test_short_id() -> None:

@@ -99,6 +99,9 @@ class Event(Enum):
         {"session": ID, "code": CODE, "accepted": INT},
     )
     ASK_EXPIRED = Definition("d54167b402484e6d8735a4eb2536834b", INFO, "Ask expired without an answer", {"session": ID})
+    LIST_SHORTENED = Definition(
+        "bcfb76be7d2d45aaa25363b2509d6a51", WARNING, "List of sessions shortened to fit into a frame", {"session": ID}
+    )
     SLOW_READER_DISCONNECTED = Definition(
         "d1559a32eec94295827fdbc0f4a6a9c2",
         WARNING,

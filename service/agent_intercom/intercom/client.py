@@ -19,23 +19,20 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from agent_intercom.intercom import client_frames as frames
+from agent_intercom.intercom.client_errors import AskTimeout, ClientError, DeliveryFailed, SendTimeout
 from agent_intercom.intercom.client_health import Health, health
 from agent_intercom.intercom.client_link import Link
 from agent_intercom.intercom.client_receiver import Receiver
 from agent_intercom.intercom.client_state import Outgoing, fail
 from agent_intercom.intercom.client_types import (
-    AskTimeout,
     Attachment,
-    ClientError,
     Connected,
     Control,
     Delivery,
-    DeliveryFailed,
     Disconnected,
     Event,
     Message,
     Reply,
-    SendTimeout,
     SessionInfo,
 )
 from agent_intercom.intercom.contract import (

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias, cast
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from agent_intercom.intercom.client_types import Attachment, ClientError, Control, Message, Number, SessionInfo
+from agent_intercom.intercom.client_errors import ClientError
+from agent_intercom.intercom.client_types import Attachment, Control, Message, Number, SessionInfo
 from agent_intercom.intercom.contract import CONTROL_TYPE_PATTERN, DEFAULT_LIMITS, MAX_FRAME, PROTOCOL, VERSION
 from agent_intercom.wire import codec
 from agent_intercom.wire.errors import WireError

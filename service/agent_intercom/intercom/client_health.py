@@ -7,7 +7,7 @@ import asyncio
 import os
 from typing import Any, Literal, NamedTuple
 
-from agent_intercom.intercom.client_types import ClientError
+from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.contract import (
     POLICY_SEMANTICS_HASH,
     POLICY_SEMANTICS_VERSION,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from agent_intercom.intercom import client_frames as frames
+from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.client_state import Pacer
-from agent_intercom.intercom.client_types import ClientError
 from agent_intercom.intercom.contract import DEFAULT_LIMITS
 from agent_intercom.wire.channel import NOBODY, FrameChannel
 from agent_intercom.wire.errors import WireError

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from agent_intercom.intercom import client_frames as frames
+from agent_intercom.intercom.client_errors import AskCancelledError, ClientError, DeliveryFailed
 from agent_intercom.intercom.client_state import EventQueue, Inbox, Outbox, fail
 from agent_intercom.intercom.client_types import (
     AskCancelled,
-    AskCancelledError,
     AskDeferred,
-    ClientError,
     Delivery,
-    DeliveryFailed,
     Joined,
     Left,
     Message,

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from hashlib import blake2b
 from typing import Any
 
-from agent_intercom.intercom.client_types import ClientError, Delivery, Event, EventsLost
+from agent_intercom.intercom.client_errors import ClientError
+from agent_intercom.intercom.client_types import Delivery, Event, EventsLost
 from agent_intercom.wire import codec
 
 MAX_IN_FLIGHT = 63

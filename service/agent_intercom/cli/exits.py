@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exit codes, and the error that ends a command. Standard library only: `--help` imports this."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+OK: Final = 0
+REFUSED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+TIMED_OUT: Final = 4
+INCOMPATIBLE: Final = 5
+DEGRADED: Final = 6
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+EPILOG: Final = """\
+exit codes:
+  0  done
+  1  refused, or not delivered
+  2  wrong usage or configuration; nothing was sent
+  3  no broker could be reached
+  4  no answer in time
+  5  what listens is another protocol, another version or another user's
+  6  working, but degraded; or a check failed (status, doctor)
+"""
+
+JsonObject: TypeAlias = dict[str, Any]
+
+_BY_CODE: Final = {
+    "SCOPE_INVALID": USAGE,
+    "INVALID_SESSION": USAGE,
+    "FRAME_TOO_LARGE": USAGE,
+    "USAGE": USAGE,
+    "CONFIG_INVALID": USAGE,
+    "BROKER_UNREACHABLE": UNREACHABLE,
+    "CONNECTION_LOST": UNREACHABLE,
+    "CLOSED": UNREACHABLE,
+    "TIMEOUT": TIMED_OUT,
+    "INCOMPATIBLE": INCOMPATIBLE,
+    "PROTOCOL_MISMATCH": INCOMPATIBLE,
+    "PROTOCOL_VIOLATION": INCOMPATIBLE,
+    "PEER_FOREIGN": INCOMPATIBLE,
+    "PEER_UNREADABLE": INCOMPATIBLE,
+    "DEGRADED": DEGRADED,
+}
+
+_WAYS_OUT: Final = {
+    "SCOPE_INVALID": "Set AGENT_INTERCOM_SCOPE_ID to 16 to 128 characters of A-Z a-z 0-9 _ -, or unset it.",
+    "BROKER_UNREACHABLE": "Run `systemctl --user start intercom.socket`, or `intercom broker`; "
+    "`intercom doctor` tells more.",
+    "CONNECTION_LOST": "Try again; `intercom doctor` tells more.",
+    "INCOMPATIBLE": "`intercom doctor` tells what listens there and how to take over.",
+    "PROTOCOL_MISMATCH": "`intercom doctor` tells what listens there and how to take over.",
+    "PEER_FOREIGN": "Nothing was sent. `intercom doctor` tells who listens there.",
+    "SESSION_NOT_FOUND": "`intercom list` shows who is there.",
+    "SESSION_ID_IN_USE": "Unset AGENT_INTERCOM_SESSION_ID, or end the other session.",
+    "AMBIGUOUS_TARGET": "`intercom list` shows the ids.",
+    "INVALID_REPLY_TARGET": "It was answered, cancelled or has expired; `intercom send` still works.",
+}
+
+
+class CommandError(Exception):
+    """Ends a command. `code` is machine-readable, the text one line for a person, `details` further JSON members."""
+
+    def __init__(self, code: str, text: str, *, exit_code: int | None = None, **details: Any) -> None:
+        super().__init__(text)
+        self.code = code
+        self.exit_code = exit_for(code) if exit_code is None else exit_code
+        self.details = details
+
+    def result(self) -> JsonObject:
+        """What `--json` prints."""
+        return failure(self.code, str(self), **self.details)
+
+
+def exit_for(code: str) -> int:
+    """The exit code for an error code; a refusal where the code says nothing else."""
+    return _BY_CODE.get(code, REFUSED)
+
+
+def way_out(code: str) -> str:
+    """What to do about an error code, or an empty string."""
+    return _WAYS_OUT.get(code, "")
+
+
+def failure(code: str, text: str, **details: Any) -> JsonObject:
+    """The JSON shape of every failure."""
+    return {"ok": False, "error": {"code": code, "text": text}, **details}

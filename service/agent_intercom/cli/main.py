@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `intercom` command. Everything but the parser is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeAlias
+
+from agent_intercom import __version__
+from agent_intercom.cli.exits import BROKEN_PIPE, EPILOG, INTERRUPTED, CommandError
+from agent_intercom.intercom.client_errors import ClientError
+
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+
+DESCRIPTION = "Find the agents on this machine, send them messages, ask them questions and answer theirs."
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line, and as JSON where that was asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError("USAGE", f"{message} (see `{self.prog} --help`)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code (see `EPILOG`)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Python would complain once more when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    from agent_intercom.cli import output
+
+    output.prepare()
+    try:
+        options = build_parser().parse_args(arguments)
+        command: Command = options.command
+        return _translated(command, options)
+    except CommandError as error:
+        if "--json" in arguments:
+            output.emit(output.json_line(error.result()))
+        else:
+            output.complain(str(error), error.code)
+        return error.exit_code
+
+
+def _translated(command: Command, options: argparse.Namespace) -> int:
+    """Run `command`; the client's errors become the command line's."""
+    try:
+        return command(options)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        text = f"the operating system refused: {os.strerror(error.errno) if error.errno else 'unknown error'}"
+        raise CommandError("OS_ERROR", text) from error
+    except ClientError as error:
+        raise CommandError(error.code, str(error)) from error
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = Parser(
+        prog="intercom",
+        description=DESCRIPTION,
+        epilog=EPILOG + "\nexample:\n  intercom ask reviewer 'Is the parser done?' --timeout 300",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"intercom {__version__}")
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True, parser_class=Parser)
+
+    def add(name: str, command: Command, summary: str, example: str, *, json: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=f"example:\n  {example}\n\n{EPILOG}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if json:
+            sub.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+        sub.set_defaults(command=command, json=False)
+        return sub
+
+    _add_talking(add)
+    _add_tending(add)
+    return parser
+
+
+Add: TypeAlias = Callable[..., argparse.ArgumentParser]
+
+
+def _add_talking(add: Add) -> None:
+    listing = add("list", _talk("list_sessions"), "list the sessions of this scope", "intercom list --json")
+    listing.add_argument(
+        "--all", action="store_true", help="with those that live only as long as a command, this one too"
+    )
+
+    sending = add(
+        "send", _talk("send"), "send a message and wait until it is delivered", "intercom send builder 'Go on.'"
+    )
+    sending.add_argument("to", metavar="TO", help="session id, name, or the start of an id")
+    sending.add_argument("text", metavar="TEXT", help="the message; - reads standard input")
+
+    asking = add("ask", _talk("ask"), "ask a question and wait for the reply", "git diff | intercom ask reviewer -")
+    asking.add_argument("to", metavar="TO", help="session id, name, or the start of an id")
+    asking.add_argument("text", metavar="TEXT", help="the question; - reads standard input")
+    asking.add_argument(
+        "--timeout", type=_seconds, default=120.0, metavar="S", help="seconds to wait for the reply (default 120)"
+    )
+
+    add("pending", _talk("pending"), "list the asks to this seat that wait for an answer", "intercom pending")
+
+    replying = add("reply", _talk("reply"), "answer an ask to this seat", "intercom reply latest 'Yes, merge it.'")
+    replying.add_argument(
+        "words",
+        nargs="+",
+        metavar="[MESSAGE-ID|latest|oldest] TEXT",
+        help="which ask (needed when several wait) and the answer; - reads standard input",
+    )
+
+    add("watch", _watch, "hold this user's seat and show what happens", "intercom watch --json")
+    add("whoami", _talk("whoami"), "print the full session id of this user's seat", "intercom whoami")
+
+
+def _add_tending(add: Add) -> None:
+    add("status", _status, "tell whether the broker is there and well", "intercom status --json")
+
+    running = add("broker", _broker, "run the broker in the foreground", "intercom broker", json=False)
+    running.add_argument("ignored", nargs="*", metavar="ARGUMENT", help="ignored: clients that start a broker add one")
+
+    config = add("config", _config, "check or show the settings", "intercom config check")
+    config.add_argument("action", choices=("check", "show"))
+
+    doctor = add("doctor", _doctor, "look for what is wrong and tell the way out", "intercom doctor")
+    doctor.add_argument(
+        "--take-over",
+        action="store_true",
+        help="ask a foreign broker at our address to end, after telling whom it serves",
+    )
+
+    setup = add(
+        "setup",
+        _setup,
+        "move the compatibility sockets to PI_CODING_AGENT_DIR",
+        "PI_CODING_AGENT_DIR=~/work/pi intercom setup",
+    )
+    setup.add_argument("--undo", action="store_true", help="take the change back")
+
+
+def _talk(name: str) -> Command:
+    def command(options: argparse.Namespace) -> int:
+        from agent_intercom.cli import talk
+
+        run: Command = getattr(talk, name)
+        return run(options)
+
+    return command
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from agent_intercom.cli.watch import watch
+
+    return watch(options)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from agent_intercom.cli.status import status
+
+    return status(options)
+
+
+def _broker(options: argparse.Namespace) -> int:
+    from agent_intercom.intercom.broker import main as run_broker
+
+    return run_broker([])
+
+
+def _config(options: argparse.Namespace) -> int:
+    from agent_intercom.cli.config import config
+
+    return config(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from agent_intercom.cli.doctor import doctor
+
+    return doctor(options)
+
+
+def _setup(options: argparse.Namespace) -> int:
+    from agent_intercom.cli.setup import setup
+
+    return setup(options)
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0, at most 86400")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

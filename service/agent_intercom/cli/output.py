@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command prints: text for a person on stdout, one line per fault on stderr, or one JSON object."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agent_intercom.cli.exits import JsonObject, way_out
+
+
+def prepare() -> None:
+    """Let nothing that a peer wrote make printing fail."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without a character that could move the cursor, hide text or end the line.
+
+    Names, paths and messages come from other sessions: a terminal must not obey them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(part if part.isprintable() else _escape(part) for part in text)
+
+
+def block(text: str, indent: str) -> str:
+    """`text` with its line breaks, further lines behind `indent`, so that none can pass for other output."""
+    lines = text.replace("\r\n", "\n").expandtabs(4).split("\n")
+    return ("\n" + indent).join(printable(line) for line in lines)
+
+
+def json_line(value: Any) -> str:
+    """`value` as one line of JSON; lone surrogates stay escapes."""
+    import json
+
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+
+
+def emit(text: str) -> None:
+    """Print a line and have it out at once, so that a reader of a pipe sees events as they happen."""
+    print(text, flush=True)
+
+
+def complain(text: str, code: str = "") -> None:
+    """One line on stderr, with the way out."""
+    hint = way_out(code)
+    print(f"intercom: {printable(text)}{'. ' + hint if hint else ''}", file=sys.stderr)
+
+
+def finish(as_json: bool, result: JsonObject, lines: Iterable[str]) -> None:
+    """Print a result, as JSON or as `lines`."""
+    if as_json:
+        emit(json_line(result))
+        return
+    for line in lines:
+        print(line)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell."""
+    cells = [list(header), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _escape(character: str) -> str:
+    point = ord(character)
+    if point < 0x100:
+        return f"\\x{point:02x}"
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions that live as long as one command."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent_intercom.cli.exits import JsonObject
+from agent_intercom.cli.operations import Outcome, perform
+from agent_intercom.cli.place import MODEL, Place, ephemeral_id
+from agent_intercom.cli.seat import Seat
+from agent_intercom.cli.seat_client import SeatClient
+from agent_intercom.intercom.client import IntercomClient
+
+
+def carry_out(place: Place, request: JsonObject) -> Outcome:
+    """Register as an ephemeral session, carry `request` out and leave. Raises ClientError where registering fails."""
+    return asyncio.run(_carry_out(place, request))
+
+
+def carry_out_as_seat(place: Place, seat: Seat, request: JsonObject) -> Outcome:
+    """The same as the seat, which this process must hold. What arrives meanwhile goes to the seat's inbox."""
+    return asyncio.run(_carry_out_as_seat(place, seat, request))
+
+
+async def _carry_out(place: Place, request: JsonObject) -> Outcome:
+    client = IntercomClient(
+        place.addresses,
+        session_id=ephemeral_id(),
+        name=place.name,
+        cwd=place.cwd,
+        model=MODEL,
+        scope=place.scope,
+        # Nobody reads events here: what is sent to this session must not be taken for delivered.
+        auto_ack=False,
+        event_capacity=0,
+    )
+    async with client:
+        outcome = await perform(client, request, lasting=False)
+        await client.unregister()
+    return outcome
+
+
+async def _carry_out_as_seat(place: Place, seat: Seat, request: JsonObject) -> Outcome:
+    async with SeatClient(place, seat) as session:
+        return await perform(session.client, request, lasting=True)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a command stands: scope, addresses, and under which identity it acts. Captured once, before connecting."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from agent_intercom.cli.exits import CommandError
+from agent_intercom.intercom import paths
+from agent_intercom.intercom.contract import SCOPE_ENVIRONMENT, parse_scope
+
+SESSION_ID_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_ID"
+SESSION_NAME_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_NAME"
+MODEL: Final = "human"
+EPHEMERAL_PREFIX: Final = "cli-"
+
+_SESSION_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+
+
+class Place(NamedTuple):
+    """`scope` None is unscoped. It is never printed."""
+
+    scope: str | None
+    addresses: list[str]
+    name: str
+    cwd: str
+
+
+def here(environ: Mapping[str, str] | None = None) -> Place:
+    """Read the environment. Raises CommandError `SCOPE_INVALID`, without the value."""
+    environ = os.environ if environ is None else environ
+    return Place(
+        scope=_scope(environ),
+        addresses=paths.client_sockets(environ),
+        name=_name(environ),
+        cwd=_cwd(),
+    )
+
+
+def ephemeral_id() -> str:
+    """The id of a session that lives as long as one command.
+
+    Never AGENT_INTERCOM_SESSION_ID: the agent in whose shell the command runs may hold that one.
+    """
+    return EPHEMERAL_PREFIX + os.urandom(6).hex()
+
+
+def chosen_session_id(environ: Mapping[str, str] | None = None) -> str | None:
+    """The id that AGENT_INTERCOM_SESSION_ID asks for (contract section 9.1), or None. Raises CommandError."""
+    environ = os.environ if environ is None else environ
+    value = environ.get(SESSION_ID_ENVIRONMENT, "").strip()
+    if not value:
+        return None
+    if not _SESSION_ID.fullmatch(value):
+        text = f"Invalid {SESSION_ID_ENVIRONMENT}: must match ^[A-Za-z0-9_-]{{1,128}}$"
+        raise CommandError("INVALID_SESSION", text)
+    return value
+
+
+def seat_key(place: Place, session_id: str | None) -> str:
+    """The name of a person's seat in file names: one per scope, address and chosen id, and it tells none of them."""
+    parts = (place.scope or "", place.addresses[0], session_id or "")
+    return sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
+    """The private, memory-backed directory for seats. Raises CommandError `NO_RUNTIME_DIRECTORY`."""
+    environ = os.environ if environ is None else environ
+    directory = paths.runtime_dir(environ)
+    if directory is None:
+        text = (
+            "XDG_RUNTIME_DIR is not set, and messages are kept nowhere else; log in through systemd-logind, or set it"
+        )
+        raise CommandError("NO_RUNTIME_DIRECTORY", text, exit_code=2)
+    try:
+        paths.ensure_private(directory)
+    except (paths.DirectoryRefusedError, OSError) as error:
+        raise CommandError(
+            "NO_RUNTIME_DIRECTORY", "the directory below XDG_RUNTIME_DIR cannot be used", exit_code=2
+        ) from error
+    return directory
+
+
+def _scope(environ: Mapping[str, str]) -> str | None:
+    try:
+        return parse_scope(environ.get(SCOPE_ENVIRONMENT))
+    except ValueError:
+        raise CommandError("SCOPE_INVALID", "Registration metadata is invalid") from None
+
+
+def _name(environ: Mapping[str, str]) -> str:
+    if name := environ.get(SESSION_NAME_ENVIRONMENT, "").strip():
+        return name
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"

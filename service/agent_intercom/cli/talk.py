@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`list`, `send`, `ask`, `pending`, `reply` and `whoami`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from agent_intercom.cli import output
+from agent_intercom.cli.control import ask_seat
+from agent_intercom.cli.exits import OK, CommandError, JsonObject
+from agent_intercom.cli.place import EPHEMERAL_PREFIX, MODEL, Place, here
+from agent_intercom.cli.seat import Ask, Seat, select
+
+if TYPE_CHECKING:
+    from agent_intercom.cli.operations import Outcome
+
+ASK_SLACK = 20.0
+"""Seconds that delivery and deferring may add to an ask's own timeout."""
+
+
+def list_sessions(options: argparse.Namespace) -> int:
+    """`intercom list`."""
+    code, result = _carry_out(here(), {"op": "list"})
+    if code != OK:
+        return _report(options.json, code, result)
+    everyone = result["sessions"]
+    shown = everyone if options.all else [s for s in everyone if not _passing(s)]
+    result = {"ok": True, "sessions": shown, "hidden": len(everyone) - len(shown)}
+    output.finish(options.json, result, _roster(shown, result["hidden"]))
+    return OK
+
+
+def send(options: argparse.Namespace) -> int:
+    """`intercom send`."""
+    request = {"op": "send", "to": options.to, "text": _text(options.text)}
+    return _report(options.json, *_carry_out(here(), request))
+
+
+def ask(options: argparse.Namespace) -> int:
+    """`intercom ask`."""
+    request = {"op": "ask", "to": options.to, "text": _text(options.text), "timeout": options.timeout}
+    return _report(options.json, *_carry_out(here(), request, options.timeout + ASK_SLACK))
+
+
+def pending(options: argparse.Namespace) -> int:
+    """`intercom pending`."""
+    now = time.time_ns() // 1_000_000
+    asks = [found.result(now) for found in Seat(here()).inbox.asks()]
+    output.finish(options.json, {"ok": True, "asks": asks}, _pending_lines(asks))
+    return OK
+
+
+def reply(options: argparse.Namespace) -> int:
+    """`intercom reply`."""
+    selector, text = _reply_words(options.words)
+    place = here()
+    seat = Seat(place)
+    chosen = select(seat.inbox.asks(), selector)
+    request = {"op": "send", "to": chosen.sender_id, "text": _text(text), "replyTo": chosen.message_id}
+    outcome = ask_seat(seat.control_path, request)
+    if outcome is None:
+        outcome = _reply_alone(place, seat, chosen, request)
+    return _report(options.json, *outcome)
+
+
+def whoami(options: argparse.Namespace) -> int:
+    """`intercom whoami`."""
+    place = here()
+    seat = Seat(place)
+    outcome = ask_seat(seat.control_path, {"op": "whoami"})
+    connected = outcome is not None and bool(outcome[1].get("connected"))
+    identity = seat.identity()
+    result = {
+        "ok": True,
+        "sessionId": identity.session_id,
+        "name": place.name,
+        "watching": outcome is not None,
+        "connected": connected,
+        "scoped": place.scope is not None,
+    }
+    output.finish(options.json, result, _whoami_lines(result))
+    return OK
+
+
+def _carry_out(place: Place, request: JsonObject, timeout: float = 0.0) -> Outcome:
+    """From the seat where a watch holds it, so that answers arrive there; else as a session of its own."""
+    seat = _seat_or_none(place)
+    outcome = ask_seat(seat.control_path, request, timeout) if seat is not None else None
+    if outcome is not None:
+        return outcome
+    from agent_intercom.cli.passing import carry_out
+
+    return carry_out(place, request)
+
+
+def _seat_or_none(place: Place) -> Seat | None:
+    """None without a runtime directory: then nobody can hold a seat. The id of an agent around us does not matter."""
+    try:
+        return Seat(place)
+    except CommandError as error:
+        if error.code in {"NO_RUNTIME_DIRECTORY", "INVALID_SESSION"}:
+            return None
+        raise
+
+
+def _reply_alone(place: Place, seat: Seat, chosen: Ask, request: JsonObject) -> Outcome:
+    if not seat.hold():
+        raise CommandError("SEAT_BUSY", "another command holds this seat at the moment; try again")
+    try:
+        from agent_intercom.cli.passing import carry_out_as_seat
+
+        outcome = carry_out_as_seat(place, seat, request)
+        if outcome[0] == OK:
+            seat.inbox.note("answered", chosen.sender_id, chosen.message_id)
+        elif outcome[1]["error"]["code"] == "INVALID_REPLY_TARGET":
+            seat.inbox.note("cancelled", chosen.sender_id, chosen.message_id)
+        return outcome
+    finally:
+        seat.release()
+
+
+def _text(argument: str) -> str:
+    if argument != "-":
+        return argument
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise CommandError("USAGE", "standard input is not UTF-8 text") from error
+
+
+def _reply_words(words: list[str]) -> tuple[str | None, str]:
+    if len(words) == 1:
+        return None, words[0]
+    if len(words) == 2:
+        return words[0], words[1]
+    raise CommandError("USAGE", "reply takes a text, or a message id and a text; quote a text with spaces")
+
+
+def _passing(session: JsonObject) -> bool:
+    return bool(session["model"] == MODEL and session["id"].startswith(EPHEMERAL_PREFIX))
+
+
+def _roster(sessions: list[JsonObject], hidden: int) -> Iterator[str]:
+    if sessions:
+        rows = [
+            (
+                s.get("name", "") + (" (this command)" if s["self"] and _passing(s) else ""),
+                s["model"],
+                s.get("status", ""),
+                s["cwd"],
+                s["id"],
+            )
+            for s in sessions
+        ]
+        yield from output.table(("NAME", "MODEL", "STATUS", "DIRECTORY", "ID"), rows)
+    else:
+        yield "No sessions in this scope."
+    if hidden:
+        yield f"({hidden} that live only as long as a command: intercom list --all)"
+
+
+def _pending_lines(asks: list[JsonObject]) -> Iterator[str]:
+    if not asks:
+        yield "No asks are waiting for an answer."
+    for found in asks:
+        sender = found["from"]
+        name = output.printable(sender.get("name") or sender["id"])
+        state = "asker waits" if found["state"] == "waiting" else "asker waits no more"
+        old = ", may have expired" if found["mayHaveExpired"] else ""
+        yield f"{output.printable(found['id'])}  from {name}  {found['ageSeconds']} s ago ({state}{old})"
+        yield "    " + output.block(found["text"], "    ")
+
+
+def _whoami_lines(result: JsonObject) -> Iterator[str]:
+    yield result["sessionId"]
+    state = (
+        "connected" if result["connected"] else "watch runs, not connected" if result["watching"] else "no watch runs"
+    )
+    yield f"name {output.printable(result['name'])}, {state}, {'in a scope' if result['scoped'] else 'unscoped'}"
+
+
+def _report(as_json: bool, code: int, result: JsonObject) -> int:
+    if as_json:
+        output.emit(output.json_line(result))
+        return code
+    if code == OK:
+        if result["state"] == "replied":
+            print(output.block(result["reply"]["text"], ""))
+        else:
+            print(f"delivered ({result['messageId']})")
+        return code
+    error = result["error"]
+    words = {
+        "refused": "not delivered: ",
+        "failed": "accepted, but not delivered: ",
+        "unknown": "",
+    }
+    output.complain(words.get(result.get("state", ""), "") + error["text"], error["code"])
+    if result.get("state") == "deferred":
+        output.complain("the reply will arrive at the watch that holds your seat")
+    elif result.get("state") == "cancelled" and error["code"] == "TIMEOUT":
+        output.complain("with `intercom watch` running, asks come from your seat and stay open")
+    return code

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`watch`: hold the seat, show what happens, and carry out what other commands ask of the seat."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+
+from agent_intercom.cli import output
+from agent_intercom.cli.control import MAX_LINE, same_user
+from agent_intercom.cli.exits import BROKEN_PIPE, OK, CommandError, JsonObject, failure
+from agent_intercom.cli.operations import Outcome, message_json, perform, session_json
+from agent_intercom.cli.place import here
+from agent_intercom.cli.seat import Seat
+from agent_intercom.cli.seat_client import SeatClient
+from agent_intercom.intercom.client_types import (
+    AskCancelled,
+    AskDeferred,
+    Connected,
+    Disconnected,
+    Event,
+    EventsLost,
+    Joined,
+    Left,
+    Message,
+    Presence,
+    SessionInfo,
+)
+
+REQUEST_TIMEOUT = 10.0
+
+
+def watch(options: argparse.Namespace) -> int:
+    """`intercom watch`: until interrupted (exit 0) or the seat is lost."""
+    place = here()
+    seat = Seat(place)
+    if not seat.hold():
+        raise CommandError("SEAT_BUSY", "another `intercom watch` holds this seat; end it first")
+    try:
+        printer = Printer(options.json)
+        return asyncio.run(_watch(SeatClient(place, seat, printer.show), seat, printer))
+    finally:
+        seat.release()
+
+
+async def _watch(session: SeatClient, seat: Seat, printer: Printer) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.create_task(stop.wait(), name="watch-stop")
+    starting = asyncio.create_task(_run(session, seat, printer), name="watch-run")
+    try:
+        await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            return starting.result()
+        return OK
+    finally:
+        for task in (stopping, starting):
+            task.cancel()
+        for task in (stopping, starting):
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _run(session: SeatClient, seat: Seat, printer: Printer) -> int:
+    async with session, Control(session, seat):
+        try:
+            await session.ended()
+        except BrokenPipeError:
+            return BROKEN_PIPE
+    return OK
+
+
+class Printer:
+    """Shows events: a line each, or a JSON object each."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._names: dict[str, str] = {}
+
+    def show(self, event: Event) -> None:
+        """Print `event`. Raises BrokenPipeError when nobody reads."""
+        if self._as_json:
+            output.emit(output.json_line(event_json(event)))
+        else:
+            output.emit(f"{time.strftime('%H:%M:%S')} {self._line(event)}")
+
+    def _line(self, event: Event) -> str:
+        match event:
+            case Connected(session_id=session_id, resumed=resumed):
+                return f"{'connected again' if resumed else 'connected'} as {output.printable(session_id)}"
+            case Disconnected(code=code):
+                return f"disconnected{f' ({output.printable(code)})' if code else ''}, trying again"
+            case Joined(session=session):
+                return (
+                    f"joined   {self._who(session)}  {output.printable(session.model)}  {output.printable(session.cwd)}"
+                )
+            case Presence(session=session):
+                return f"presence {self._who(session)}  {output.printable(session.status or '')}".rstrip()
+            case Left(session_id=session_id):
+                known = self._names.pop(session_id, "")
+                return f"left     {output.printable(known or session_id)}"
+            case Message():
+                return self._message(event)
+            case AskDeferred(message_id=message_id):
+                return f"the asker of {output.printable(message_id)} waits no more; a reply still arrives"
+            case AskCancelled(message_id=message_id, reason=reason):
+                return f"the ask {output.printable(message_id)} is gone ({reason})"
+            case EventsLost(number=number):
+                return f"{number} events were left out; see intercom list"
+
+    def _message(self, message: Message) -> str:
+        kind = "ask     " if message.expects_reply else "reply   " if message.reply_to else "message "
+        text = output.block(message.text, " " * 9)
+        lines = [f"{kind} {self._who(message.sender)}", text]
+        lines += [f"[{a.type} {output.printable(a.name)}, {len(a.content)} characters]" for a in message.attachments]
+        if message.expects_reply:
+            lines.append(f"answer: intercom reply {output.printable(message.id)} TEXT")
+        return ("\n" + " " * 9).join(lines)
+
+    def _who(self, session: SessionInfo) -> str:
+        name = session.name or session.id
+        self._names[session.id] = name
+        shown = output.printable(name)
+        return shown if name == session.id else f"{shown} ({output.printable(session.id[:8])})"
+
+
+def event_json(event: Event) -> JsonObject:
+    """An event as `watch --json` prints it, one object a line."""
+    match event:
+        case Connected(session_id=session_id, resumed=resumed):
+            return {"event": "connected", "sessionId": session_id, "resumed": resumed}
+        case Disconnected(code=code):
+            return {"event": "disconnected", **({"code": code} if code else {})}
+        case Joined(session=session):
+            return {"event": "joined", "session": session_json(session)}
+        case Presence(session=session):
+            return {"event": "presence", "session": session_json(session)}
+        case Left(session_id=session_id):
+            return {"event": "left", "sessionId": session_id}
+        case Message():
+            return {"event": "message", "message": message_json(event)}
+        case AskDeferred(message_id=message_id, from_session_id=sender):
+            return {"event": "ask_deferred", "messageId": message_id, "fromSessionId": sender}
+        case AskCancelled(message_id=message_id, from_session_id=sender, reason=reason):
+            return {"event": "ask_cancelled", "messageId": message_id, "fromSessionId": sender, "reason": reason}
+        case EventsLost(number=number):
+            return {"event": "events_lost", "number": number}
+
+
+class Control:
+    """The seat's own socket, for other commands of the same user."""
+
+    def __init__(self, session: SeatClient, seat: Seat) -> None:
+        self._session = session
+        self._seat = seat
+        self._server: asyncio.Server | None = None
+        self._busy: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._seat.control_path)
+        previous = os.umask(0o077)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, self._seat.control_path, limit=MAX_LINE)
+        finally:
+            os.umask(previous)
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._seat.control_path)
+        for task in list(self._busy):
+            task.cancel()
+        if self._busy:
+            await asyncio.wait(self._busy)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._busy.add(task)
+        try:
+            await self._answer(reader, writer)
+        except (OSError, ValueError, TimeoutError, asyncio.CancelledError):
+            pass  # the asking side is gone, or wrote no request; or the watch ends
+        finally:
+            writer.close()
+            self._busy.discard(task)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock: socket.socket = writer.get_extra_info("socket")
+        if not same_user(sock):
+            return
+        async with asyncio.timeout(REQUEST_TIMEOUT):
+            line = await reader.readline()
+        request = json.loads(line)
+        code, result = (
+            await self._perform(request) if isinstance(request, dict) else (2, failure("USAGE", "no request"))
+        )
+        writer.write(json.dumps({"exit": code, "result": result}).encode() + b"\n")
+        await writer.drain()
+
+    async def _perform(self, request: JsonObject) -> Outcome:
+        client = self._session.client
+        if request.get("op") == "whoami":
+            return OK, {"ok": True, "sessionId": client.session_id, "connected": client.connected}
+        outcome = await perform(client, request, lasting=True)
+        target, asked = request.get("to"), request.get("replyTo")
+        if isinstance(target, str) and isinstance(asked, str):
+            if outcome[0] == OK:
+                self._seat.inbox.note("answered", target, asked)
+            elif outcome[1]["error"]["code"] == "INVALID_REPLY_TARGET":
+                self._seat.inbox.note("cancelled", target, asked)
+        return outcome

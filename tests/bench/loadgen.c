@@ -10,7 +10,8 @@
  * ends the run with status 1, so that a refused message never passes for a fast one.
  *
  * loadgen latency SOCKET PREFIX SESSIONS SECONDS   one message at a time between the first two sessions
- * loadgen pairs   SOCKET PREFIX PAIRS WINDOW SECONDS   session i sends to i+PAIRS, WINDOW outstanding each
+ * loadgen pairs   SOCKET PREFIX PAIRS WINDOW PID SECONDS   session i sends to i+PAIRS, WINDOW outstanding each; PID is
+ *                 the server's, whose processor time per message is noted too: it does not depend on who else is running
  * loadgen list    SOCKET PREFIX SESSIONS SECONDS   one `list` at a time
  *
  * PREFIX makes session and message ids unique among runs against one server. One JSON object goes to stdout; times are
@@ -235,7 +236,19 @@ static void latency(double seconds) {
         quantiles("delivered", second, n, "}\n");
 }
 
-static void pairs(int n, int window, double seconds) {
+/* Microseconds that the main thread of a process has run. */
+static double ran(int pid) {
+        char path[64];
+        double ns;
+        snprintf(path, sizeof path, "/proc/%d/schedstat", pid);
+        FILE *f = fopen(path, "r");
+        if (!f || fscanf(f, "%lf", &ns) != 1)
+                die(path);
+        fclose(f);
+        return ns / 1e3;
+}
+
+static void pairs(int n, int window, int pid, double seconds) {
         struct epoll_event events[EVENTS];
         unsigned long done = 0;
         int messages = 0;
@@ -244,7 +257,7 @@ static void pairs(int n, int window, double seconds) {
                 for (int w = 0; w < window; w++)
                         post(&sessions[i]);
         }
-        double warm = now() + seconds * 1e6 * 0.2, begin = 0, end = 0, busy = 0, t;
+        double warm = now() + seconds * 1e6 * 0.2, begin = 0, end = 0, busy = 0, server = 0, t;
         for (;;) {
                 flush();
                 int k = epoll_wait(ep, events, EVENTS, 10000);
@@ -260,13 +273,16 @@ static void pairs(int n, int window, double seconds) {
                         begin = t;
                         end = t + seconds * 1e6;
                         busy = cpu();
+                        server = ran(pid);
                         done = 0;
                 }
                 if (begin && t >= end)
                         break;
         }
-        printf("{\"delivered\":%lu,\"rate\":%.1f,\"generator_cpu\":%.3f}\n", done, (double)done / ((t - begin) / 1e6),
-               (cpu() - busy) / ((t - begin) / 1e6));
+        if (!done)
+                die("nothing was delivered");
+        printf("{\"delivered\":%lu,\"rate\":%.1f,\"generator_cpu\":%.3f,\"server_us\":%.3f}\n", done,
+               (double)done / ((t - begin) / 1e6), (cpu() - busy) / ((t - begin) / 1e6), (ran(pid) - server) / (double)done);
 }
 
 static void list(double seconds) {
@@ -308,7 +324,7 @@ static void list(double seconds) {
 }
 
 int main(int argc, char **argv) {
-        int pairing = argc == 7 && !strcmp(argv[1], "pairs");
+        int pairing = argc == 8 && !strcmp(argv[1], "pairs");
         if (argc != 6 && !pairing) {
                 fprintf(stderr, "usage: see the head of loadgen.c\n");
                 return 2;
@@ -327,7 +343,7 @@ int main(int argc, char **argv) {
                 die("start");
         start(argv[2], n);
         if (pairing)
-                pairs(n / 2, atoi(argv[5]), seconds);
+                pairs(n / 2, atoi(argv[5]), atoi(argv[6]), seconds);
         else if (!strcmp(argv[1], "latency") && n >= 2)
                 latency(seconds);
         else if (!strcmp(argv[1], "list"))

@@ -26,8 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from benchlib import measure, report, servers
 
 
-def run(plan: measure.Plan, say: bool = True) -> report.Rounds:
-    """All rounds of `plan`. BenchError when something does not start or answer."""
+def run(plan: measure.Plan, say: bool = True, pin: bool = False) -> report.Rounds:
+    """All rounds of `plan`. BenchError when something does not start or answer.
+
+    `pin` keeps the generator on one core and the servers on another from the second part on. It steadies the figures
+    of a machine whose scheduler puts the two now together and now apart, and is not what a user's machine does.
+    """
     rounds: report.Rounds = []
 
     def progress(text: str) -> None:
@@ -46,6 +50,9 @@ def run(plan: measure.Plan, say: bool = True) -> report.Rounds:
         for turn in range(plan.starts):
             progress(f"start {turn + 1} of {plan.starts}")
             rounds.append(measure.starts(programs, home, with_broker))
+        cores = sorted(os.sched_getaffinity(0))
+        if pin:
+            os.sched_setaffinity(0, cores[1:] or cores)
         for process in range(plan.processes):
             progress(f"servers {process + 1} of {plan.processes}, {plan.turns} rounds each")
             # New processes now and then: where one happens to lie in memory is then part of the spread.
@@ -56,6 +63,9 @@ def run(plan: measure.Plan, say: bool = True) -> report.Rounds:
                 }
                 if with_broker:
                     running["broker"] = stack.enter_context(servers.start_broker(programs, home))
+                if pin:
+                    for server in running.values():
+                        os.sched_setaffinity(server.pid, cores[:1])
                 for turn in range(plan.turns):
                     number = process * plan.turns + turn
                     rounds.append(measure.one_round(generator, running, plan, number))
@@ -85,15 +95,16 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent.parent
     parser = argparse.ArgumentParser(description="Measure the intercom broker against its references.")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs: under a minute")
+    parser.add_argument("--pin", action="store_true", help="servers on the first core, the load generator elsewhere")
     parser.add_argument("--json", type=Path, default=root / "build" / "bench.json", help="where the results go")
     options = parser.parse_args()
     since = time.monotonic()
     try:
-        rounds = run(measure.QUICK if options.quick else measure.FULL)
+        rounds = run(measure.QUICK if options.quick else measure.FULL, pin=options.pin)
     except servers.BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    results = document(rounds, time.monotonic() - since)
+    results = document(rounds, time.monotonic() - since) | {"pinned": options.pin}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(report.table(rounds))

@@ -75,8 +75,8 @@ class Generator:
 
     def pairs(self, server: Server, pairs: int, window: int, seconds: float) -> dict[str, float]:
         """`pairs` senders at once, `window` messages outstanding each: delivered per second."""
-        result = self._run(server, "pairs", pairs, window, seconds)
-        return {"rate": result["rate"], "generator_cpu": result["generator_cpu"]}
+        result = self._run(server, "pairs", pairs, window, server.pid, seconds)
+        return {key: result[key] for key in ("rate", "server_us", "generator_cpu")}
 
     def list(self, server: Server, sessions: int, seconds: float) -> dict[str, float]:
         """`list` with `sessions` sessions registered."""

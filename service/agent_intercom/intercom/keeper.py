@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -59,23 +60,27 @@ class Keeper:
             self._tell()
             return Beginning(_unstored_generation(wall), os.urandom(16).hex(), [])
         self.generation = self._store.generation
-        taken_over = self._take_over(wall)
-        known = [*(self._store.edges() if held is None else held), *taken_over]
-        if held is not None or taken_over:
-            try:
-                self._store.replace(known)
-            except StoreError:
-                self._tell()
+        known = self._begin(self._store, wall) if held is None else held
+        if held is not None:
+            with contextlib.suppress(StoreError):
+                self._store.replace(held)
         self._tell()
         return Beginning(f"{self.generation:x}", os.urandom(16).hex(), known)
 
-    def _take_over(self, wall: int) -> list[AskEdge]:
-        """Asks that an earlier Node broker left (contract section 6), once."""
+    def _begin(self, store: Store, wall: int) -> list[AskEdge]:
+        """The stored edges, and once those that an earlier Node broker left (contract section 6)."""
         from agent_intercom.intercom import asks_import
+        from agent_intercom.intercom.store import StoreError
 
-        loaded = asks_import.load(self._asks_directory, wall)
-        asks_import.done(self._asks_directory, wall)
-        return loaded
+        stored = store.edges()
+        left = asks_import.load(self._asks_directory, wall)
+        if not left.found:
+            return stored
+        known = list({(edge.sender, edge.message_id): edge for edge in (*left.edges, *stored)}.values())
+        with contextlib.suppress(StoreError):
+            store.replace(known)
+            asks_import.done(self._asks_directory, wall)
+        return known
 
     def commit(self, changes: Sequence[PutEdge | DropEdge], edges: Callable[[], list[AskEdge]]) -> list[PutEdge]:
         """Store `changes`, in order, in one transaction. Returns the puts that are not stored; never raises."""

@@ -180,10 +180,7 @@ class Reactor:
 
     def listeners_idle(self) -> bool:
         """Whether no connection waits in any listener's queue."""
-        poller = select.poll()
-        for fd in self._listeners:
-            poller.register(fd, select.POLLIN)
-        return not poller.poll(0)
+        return not _readable(*self._listeners)
 
     def stop_listening(self) -> None:
         """Accept nobody from here on; who connects waits in the listener's queue. The listeners stay open."""
@@ -521,6 +518,9 @@ class Reactor:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
+                # accept(2) looks for a descriptor before it looks for a peer.
+                if error.errno in _NO_DESCRIPTORS and not _readable(fd):
+                    return
                 # The peer stays in the listener's queue, which is the one place where it can wait for a descriptor.
                 self._stop_accepting()
                 if error.errno in _NO_DESCRIPTORS:
@@ -575,9 +575,10 @@ class Reactor:
         self.run_batch(self._resume_accepting)
 
     def _resume_accepting(self, _now: Now) -> None:
-        self._accepting = True
-        for fd in self._listeners:
-            self._epoll.register(fd, _IN)
+        if not self._accepting:
+            self._accepting = True
+            for fd in self._listeners:
+                self._epoll.register(fd, _IN)
         for fd in list(self._listeners):
             if self._accepting:
                 self._accept(fd)
@@ -634,7 +635,7 @@ class Reactor:
         self._total -= connection.charged
         connection.charged = 0
         self._dying.discard(connection)
-        if not self._accepting:
+        if self._short or not self._accepting:
             self._descriptor_freed()
 
     def _close_pidfd(self, connection: Connection) -> None:
@@ -643,3 +644,10 @@ class Reactor:
             del self._by_pidfd[connection.pidfd]
             os.close(connection.pidfd)
             connection.pidfd = -1
+
+
+def _readable(*fds: int) -> bool:
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+
 from tests.contract.brokers import PATIENT, Broker, Home, Setting
 
 

@@ -117,6 +117,11 @@ class Peer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.send(*frames)
 
+    def flood(self, data: bytes) -> None:
+        """Write what the broker may refuse half-way."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.send_bytes(data)
+
     def shutdown_write(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 

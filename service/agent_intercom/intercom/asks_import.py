@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks that an earlier broker of the Node line left in `broker-asks.json`, taken over once (contract section 6).
 
-Two steps, so that nothing is lost between them: `load` reads, the caller stores, `done` renames the file out of the way.
+Two steps, so that nothing is lost between them: `load` reads, the caller stores, `done` renames the file out of the
+way.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import math
 import os
 from os import path
 from typing import Any, Final
-
-import msgspec
 
 from agent_intercom.intercom import statefiles
 from agent_intercom.intercom.contract import DEFAULT_LIMITS
@@ -28,43 +27,27 @@ _STATES: Final = ("blocking", "deferred")
 _LATEST: Final = 2**53 - 1
 
 
-class Import(msgspec.Struct, frozen=True):
-    """What was found: the edges, how many entries were left out as invalid or expired, and whether there is a file.
-
-    `problem` is None, or a code: `CORRUPT` (the file was renamed and holds nothing usable), `UNREADABLE` (it stays, and
-    the next start tries again).
-    """
-
-    edges: list[AskEdge]
-    skipped: int = 0
-    found: bool = False
-    problem: str | None = None
-
-
-def load(intercom_dir: str, wall: int) -> Import:
-    """Read the file, if there is one; `wall` is the time in Unix ms.
+def load(intercom_dir: str, wall: int) -> list[AskEdge]:
+    """The asks in the file, if there is one; `wall` is the time in Unix ms.
 
     Invalid and expired entries are left out, and every edge is deferred. A file that is not an asks file is renamed to
-    `broker-asks.json.corrupt-<ms>`. Never raises.
+    `broker-asks.json.corrupt-<ms>`; one that cannot be read stays for the next start. Never raises.
     """
     name = path.join(intercom_dir, FILE)
     try:
-        content = statefiles.read(name, MAX_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return Import([])
-    except OSError:
-        return Import([], found=True, problem="UNREADABLE")
-    entries = _entries(content)
-    if entries is None:
+        entries = _entries(statefiles.read(name, MAX_BYTES))
+    except WireError:
         with contextlib.suppress(OSError):
             os.rename(name, f"{name}.corrupt-{wall}")
-        return Import([], found=True, problem="CORRUPT")
+        return []
+    except OSError:
+        return []
     edges: dict[tuple[str, str], AskEdge] = {}
     for entry in entries:
         edge = _edge(entry, wall)
         if edge is not None:
             edges[edge.sender, edge.message_id] = edge
-    return Import(list(edges.values()), skipped=len(entries) - len(edges), found=True)
+    return list(edges.values())
 
 
 def done(intercom_dir: str, wall: int) -> bool:
@@ -81,15 +64,14 @@ def done(intercom_dir: str, wall: int) -> bool:
     return True
 
 
-def _entries(content: bytes) -> list[Any] | None:
-    try:
-        root = decode(content)
-    except WireError:
-        return None
-    if not isinstance(root, dict) or isinstance(root.get("version"), bool) or root.get("version") != 1:
-        return None
-    entries = root.get("edges")
-    return entries if isinstance(entries, list) else None
+def _entries(content: bytes) -> list[Any]:
+    """The entries of an asks file. Raises WireError where `content` is not one."""
+    root = decode(content)
+    entries = root.get("edges") if isinstance(root, dict) else None
+    # JSON's `true` is Python's 1.
+    if not isinstance(entries, list) or isinstance(root.get("version"), bool) or root.get("version") != 1:
+        raise WireError("JSON_INVALID", "not an asks file")
+    return entries
 
 
 def _edge(entry: Any, wall: int) -> AskEdge | None:

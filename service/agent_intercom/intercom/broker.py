@@ -179,7 +179,8 @@ class Broker:
 
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
         if reason == "not-reading":
-            self._journal.emit(Event.SLOW_READER_DISCONNECTED, queued=connection.queued)
+            session = self._session_of(connection.number)
+            self._journal.emit(Event.SLOW_READER_DISCONNECTED, session=session)
         self._forget(connection.number)
         self._tape.record(inputs.CLOSED, connection.number, now, reason.encode())
         self._engine.closed(connection.number, reason, now)
@@ -257,10 +258,14 @@ class Broker:
             self._forget(connection.number)
             self._reactor.destroy(connection)
         elif isinstance(effect, Hold):
-            self._journal.emit(Event.SENDER_PAUSED, queued=connection.queued)
+            self._journal.emit(Event.SENDER_PAUSED, session=self._session_of(connection.number), queued=connection.queued)
             self._reactor.pause(connection)
         else:
             self._reactor.resume(connection)
+
+    def _session_of(self, number: int) -> str | None:
+        link = self._engine.router.book.links.get(number)
+        return None if link is None else link.session
 
     def _keep(self, connection: Connection) -> None:
         """Put a session's connection into the descriptor store; nothing is sent to it before it is there."""

@@ -27,8 +27,9 @@ from agent_intercom.wire.clock import Now
 from agent_intercom.wire.errors import WireError
 from agent_intercom.wire.framing import Bytes, FrameDecoder
 
-OPENED: Final = 1
-RECEIVED: Final = 2
+RECEIVED: Final = 1
+"""Logged by whoever receives the bytes, with the memory file's own number for it."""
+OPENED: Final = 2
 CLOSED: Final = 3
 TICK: Final = 4
 CONGESTED: Final = 5

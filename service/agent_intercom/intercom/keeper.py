@@ -74,11 +74,10 @@ class Keeper:
 
         stored = store.edges()
         left = asks_import.load(self._asks_directory, wall)
-        if not left.found:
-            return stored
-        known = list({(edge.sender, edge.message_id): edge for edge in (*left.edges, *stored)}.values())
+        known = list({(edge.sender, edge.message_id): edge for edge in (*left, *stored)}.values())
         with contextlib.suppress(StoreError):
-            store.replace(known)
+            if left:
+                store.replace(known)
             asks_import.done(self._asks_directory, wall)
         return known
 

@@ -128,10 +128,13 @@ class Notify:
 class Server:
     """One running server. `path` is where to connect; `pid` is the process itself."""
 
-    def __init__(self, process: subprocess.Popen[bytes], path: Path, listener: Listener | None = None) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], path: Path, errors: Path, listener: Listener | None = None
+    ) -> None:
         self.process = process
         self.path = path
-        self.listener = listener
+        self._errors = errors
+        self._listener = listener
 
     @property
     def pid(self) -> int:
@@ -147,6 +150,11 @@ class Server:
         """Whether it still runs; a broker that idles away between two measurements is a fault of the bench."""
         return self.process.poll() is None
 
+    def complaint(self, what: str) -> str:
+        """`what` went wrong, the exit status if there is one, and the end of what the process wrote."""
+        said = self._errors.read_text(errors="replace").strip()[-400:]
+        return f"{self.path.stem}: {what} (status {self.process.poll()}): {said}"
+
     def stop(self) -> None:
         """End it by SIGTERM, by SIGKILL if that does not help, and take its socket away."""
         self.process.terminate()
@@ -157,8 +165,8 @@ class Server:
             self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
-        if self.listener:
-            self.listener.close()
+        if self._listener:
+            self._listener.close()
         self.path.unlink(missing_ok=True)
 
 
@@ -179,11 +187,12 @@ class Listener:
         listening.listen(512)
         return listening
 
-    def spawn(self, programs: Programs, command: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    def spawn(self, programs: Programs, command: list[str], environ: dict[str, str]) -> Server:
         """Start `command` with the listeners as descriptors 3 and 4 and LISTEN_PID its own."""
         descriptors = [listening.fileno() for listening in self._sockets]
-        with complaints(Path(environ["HOME"])).open("ab") as stderr:
-            return subprocess.Popen(
+        errors = complaints(Path(environ["HOME"]))
+        with errors.open("ab") as stderr:
+            process = subprocess.Popen(
                 [str(programs.activate), "local:remote", *map(str, descriptors), "--", *command],
                 env=environ | {"NOTIFY_SOCKET": str(self.notify.path)},
                 stdin=subprocess.DEVNULL,
@@ -191,6 +200,7 @@ class Listener:
                 stderr=stderr,
                 pass_fds=descriptors,
             )
+        return Server(process, self.local, errors, self)
 
     def close(self) -> None:
         """Close and remove the sockets."""
@@ -210,18 +220,14 @@ def spawn_bound(command: list[str], environ: dict[str, str], path: Path) -> Serv
         process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
         )
-    server = Server(process, path)
+    server = Server(process, path, errors)
     assert process.stdout
     if not process.stdout.readline():
+        process.wait()
+        text = server.complaint("not ready")
         server.stop()
-        raise BenchError(not_ready(command, process, errors))
+        raise BenchError(text)
     return server
-
-
-def not_ready(command: list[str], process: subprocess.Popen[bytes], errors: Path) -> str:
-    """What to say of a process that did not get ready: its status and the end of what it wrote."""
-    said = errors.read_text(errors="replace").strip()[-400:]
-    return f"{' '.join(command[:3])} ended with status {process.returncode} before it was ready: {said}"
 
 
 def start_relay(programs: Programs, home: Path) -> Server:
@@ -239,11 +245,12 @@ def start_router(home: Path) -> Server:
 def start_broker(programs: Programs, home: Path) -> Server:
     """Start the broker as a service manager would: inherited listeners and NOTIFY_SOCKET. Returns at READY."""
     listener = Listener(home)
-    server = Server(listener.spawn(programs, broker_command(), environment(home)), listener.local, listener)
+    server = listener.spawn(programs, broker_command(), environment(home))
     deadline = time.perf_counter() + READY_TIMEOUT
     while listener.notify.ready is None:
         if not server.alive() or time.perf_counter() > deadline:
+            text = server.complaint("not ready")
             server.stop()
-            raise BenchError(not_ready(broker_command(), server.process, complaints(home)))
+            raise BenchError(text)
         time.sleep(0.005)
     return server

@@ -462,7 +462,7 @@ def test_a_server_that_was_stopped_does_not_blame_a_peer_that_read() -> None:
                 got += len(client.recv(1 << 20))
         clock.mono += 60_000
         # The timer is due before the loop has looked at any socket.
-        stage.reactor._expire_batch()
+        stage.reactor._deadlines.fire()
         assert not stage.handler.named("lost")
         assert len(await stage.read(client, MIB - got)) == MIB - got
 
@@ -635,7 +635,7 @@ def test_a_new_connection_does_not_inherit_events_of_a_reused_descriptor() -> No
 
 def test_end_and_destroy_inside_accepted() -> None:
     async def test(stage: Stage) -> None:
-        stage.handler.on["accepted"] = lambda connection: stage.reactor.destroy(connection)
+        stage.handler.on["accepted"] = stage.reactor.destroy
         assert await stage.read_to_end(stage.dial()) == b""
 
         def turn_away(connection: Connection) -> None:
@@ -726,7 +726,7 @@ def test_cork_while_blocked_neither_sends_nor_spins_nor_blames() -> None:
         batches = stage.handler.batches
         await stage.idle()
         assert stage.handler.batches - batches <= 1
-        await stage.handler.until(lambda: not stage.reactor._timed)
+        await stage.handler.until(lambda: not connection.deadline)
         assert not connection.closed
         stage.reactor.uncork(connection)
         stage.reactor.flush()
@@ -953,7 +953,9 @@ def test_peer_death_is_noticed_although_another_process_holds_the_socket(paused:
 
         stage.handler.on["accepted"] = watch
         # The process that connects may end before it is accepted, and then there is no descriptor for it.
-        child = subprocess.Popen([sys.executable, "-c", PEER_WITH_HEIR, stage.path], stdin=gate_read, stdout=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", PEER_WITH_HEIR, stage.path], stdin=gate_read, stdout=subprocess.PIPE
+        )
         os.close(gate_read)
         await stage.handler.call("accepted", 1)
         connection = stage.handler.by_number[1]
@@ -1063,8 +1065,11 @@ class Starving(socket.socket):
 def test_without_descriptors_peers_wait_and_a_freed_one_serves_them() -> None:
     async def test(stage: Stage) -> None:
         first, connection = await stage.connect()
-        listener = Starving(fileno=os.dup(stage.listener.fileno()))
-        stage.reactor._listeners[stage.listener.fileno()] = (listener, "local")
+        listener = Starving(socket.AF_UNIX)
+        stage.path += "2"
+        listener.bind(stage.path)
+        listener.listen()
+        stage.reactor.listen(listener, "local")
         listener.starved = True
         client = stage.dial()
         client.send(b"patient")
@@ -1081,7 +1086,6 @@ def test_without_descriptors_peers_wait_and_a_freed_one_serves_them() -> None:
             ("out_of_descriptors", True),
             ("out_of_descriptors", False),
         ]
-        stage.listener.close()
 
     play(test)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import select
 import socket
@@ -19,7 +18,9 @@ from typing import Final
 
 from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.connection import RECEIVE_SIZE, Connection, Handler, NullTape, ReactorLimits, Tape
+from agent_intercom.wire.deadlines import Deadlines
 from agent_intercom.wire.errors import WireError
+from agent_intercom.wire.listeners import Listeners
 from agent_intercom.wire.peer import PeerCredentials, peer_credentials, peer_pidfd
 
 __all__ = ["Connection", "Handler", "NullTape", "Reactor", "ReactorLimits", "Tape"]
@@ -29,11 +30,8 @@ _OUT: Final = select.EPOLLOUT
 _WRITE_EVENTS: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 _READ_EVENTS: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _EVENTS_PER_WAKE: Final = 64
-_ACCEPTS_PER_WAKE: Final = 64
 _SENDS_PER_FLUSH: Final = 16
 _DRAIN_READS: Final = 16
-_ACCEPT_RETRY_S: Final = 0.1
-_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Reactor:
@@ -65,31 +63,28 @@ class Reactor:
         self._epoll = select.epoll()
         self._by_fd: dict[int, Connection] = {}
         self._by_pidfd: dict[int, Connection] = {}
-        self._listeners: dict[int, tuple[socket.socket, str]] = {}
-        self._listeners_kept: list[socket.socket] = []
         self._dirty: list[Connection] = []
-        self._timed: set[Connection] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
         self._total = 0
         self._now = clock()
         self._in_batch = False
         self._told = False
-        self._short = False
-        self._accepting = True
-        self._accept_handle: asyncio.Handle | None = None
         self._dying: set[Connection] = set()
         self._reap_handle: asyncio.Handle | None = None
+        self._deadlines = Deadlines(loop, self.run_batch, self._overdue)
+        self._listeners = Listeners(
+            loop,
+            self._epoll,
+            lambda work: self.run_batch(lambda _now: work()),
+            self._welcome,
+            self._short_of_descriptors,
+        )
         loop.add_reader(self._epoll.fileno(), self._wake)
 
     # Listeners and connections
 
     def listen(self, sock: socket.socket, origin: str) -> None:
         """Accept from a listening socket; its connections carry `origin`."""
-        sock.setblocking(False)
-        self._listeners[sock.fileno()] = (sock, origin)
-        if self._accepting:
-            self._epoll.register(sock.fileno(), _IN)
+        self._listeners.add(sock, origin)
 
     def adopt(
         self,
@@ -153,7 +148,7 @@ class Reactor:
         connection.reading = False
         self._close_pidfd(connection)
         self._arm(connection)
-        self._set_deadline(connection, self._limits.write_deadline_ms)
+        self._expect(connection, self._limits.write_deadline_ms)
         connection.touch()
 
     def destroy(self, connection: Connection) -> None:
@@ -180,16 +175,11 @@ class Reactor:
 
     def listeners_idle(self) -> bool:
         """Whether no connection waits in any listener's queue."""
-        return not _readable(*self._listeners)
+        return self._listeners.idle()
 
     def stop_listening(self) -> None:
         """Accept nobody from here on; who connects waits in the listener's queue. The listeners stay open."""
-        if self._accepting:
-            for fd in self._listeners:
-                self._epoll.unregister(fd)
-        self._accepting = False
-        self._listeners_kept = [sock for sock, _ in self._listeners.values()]
-        self._listeners.clear()
+        self._listeners.stop()
 
     def close(self, *, detach: bool = False) -> None:
         """Close every socket of this process, listeners included, without telling the handler.
@@ -199,13 +189,11 @@ class Reactor:
         """
         for connection in list(self.connections.values()):
             self._drop(connection, shut=not detach)
-        for sock in (*self._listeners_kept, *(sock for sock, _ in self._listeners.values())):
-            sock.close()
-        self._listeners.clear()
-        for handle in (self._timer, self._accept_handle, self._reap_handle):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._accept_handle = self._reap_handle = None
+        if self._reap_handle is not None:
+            self._reap_handle.cancel()
+            self._reap_handle = None
+        self._listeners.close()
+        self._deadlines.close()
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
@@ -256,7 +244,7 @@ class Reactor:
                     connection.touch()
             if ready is not None:
                 for fd in ready:
-                    self._accept(fd)
+                    self._listeners.accept(fd)
             self._settle()
         finally:
             self._in_batch = False
@@ -350,7 +338,8 @@ class Reactor:
                     self._transmit(connection)
                 elif connection.mask & _OUT:
                     self._arm(connection)
-            self._account(connection)
+            if connection.queued or connection.charged or connection.ending:
+                self._account(connection)
         dirty.clear()
         while self._total > self._limits.total_queue_limit:
             self._give_up(max(self.connections.values(), key=lambda item: item.charged))
@@ -396,15 +385,14 @@ class Reactor:
         if connection.mask & _OUT:
             self._arm(connection)
         if connection.deadline and not connection.ending:
-            connection.deadline = 0
-            self._timed.discard(connection)
+            self._deadlines.clear(connection)
 
     def _block(self, connection: Connection, progress: int) -> None:
         connection.blocked = True
         if not connection.mask & _OUT:
             self._arm(connection)
         if progress or not connection.deadline:
-            self._set_deadline(connection, self._limits.write_deadline_ms)
+            self._expect(connection, self._limits.write_deadline_ms)
 
     def _account(self, connection: Connection) -> None:
         queued = connection.queued
@@ -439,7 +427,7 @@ class Reactor:
             return
         connection.lingering = True
         self._arm(connection)
-        self._set_deadline(connection, self._limits.linger_ms)
+        self._expect(connection, self._limits.linger_ms)
 
     def _finish(self, connection: Connection) -> None:
         """Close an ended connection; unread bytes are taken first, or the peer would see a reset instead of our end."""
@@ -452,39 +440,17 @@ class Reactor:
 
     # Deadlines
 
-    def _set_deadline(self, connection: Connection, delay_ms: int) -> None:
+    def _expect(self, connection: Connection, delay_ms: int) -> None:
         if not self._in_batch:
             self._now = self._clock()
-        connection.deadline = self._now.mono + delay_ms
-        self._timed.add(connection)
-        self._arm_timer(connection.deadline)
-
-    def _arm_timer(self, deadline: int) -> None:
-        if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_later(max(deadline - self._now.mono, 1) / 1000, self._expire_batch)
-
-    def _expire_batch(self) -> None:
-        self._timer = None
-        self.run_batch(self._expire)
-
-    def _expire(self, now: Now) -> None:
-        for connection in list(self._timed):
-            if connection.deadline <= now.mono and connection.fd >= 0:
-                self._overdue(connection)
-        if self._timed:
-            self._arm_timer(min(connection.deadline for connection in self._timed))
+        self._deadlines.set(connection, self._now, delay_ms)
 
     def _overdue(self, connection: Connection) -> None:
         if connection.lingering:
             self._finish(connection)
             return
         if connection.corked and not connection.ending:
-            connection.deadline = 0
-            self._timed.discard(connection)
+            self._deadlines.clear(connection)
             return
         # This process may have been stopped while the peer read: only a send tells who is late.
         if connection.blocked and not connection.corked:
@@ -504,38 +470,15 @@ class Reactor:
 
     # Accepting
 
-    def _accept(self, fd: int) -> None:
-        for _ in range(_ACCEPTS_PER_WAKE):
-            # A callback may have closed the reactor.
-            if fd not in self._listeners:
-                return
-            sock, origin = self._listeners[fd]
-            try:
-                accepted, _address = sock.accept()
-            except BlockingIOError:
-                self._set_short(False)
-                return
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                # accept(2) looks for a descriptor before it looks for a peer.
-                if error.errno in _NO_DESCRIPTORS and not _readable(fd):
-                    return
-                # The peer stays in the listener's queue, which is the one place where it can wait for a descriptor.
-                self._stop_accepting()
-                if error.errno in _NO_DESCRIPTORS:
-                    self._set_short(True)
-                return
-            self._set_short(False)
-            accepted.setblocking(False)
-            peer = self._checked(accepted, origin, None)
-            if peer is None:
-                continue
-            number = self.next_number
-            self.next_number = number + 1
-            connection = self._add(accepted, origin, number, peer)
-            self._handler.accepted(connection, self._now)
-            self._arm(connection)
+    def _welcome(self, sock: socket.socket, origin: str) -> None:
+        peer = self._checked(sock, origin, None)
+        if peer is None:
+            return
+        number = self.next_number
+        self.next_number = number + 1
+        connection = self._add(sock, origin, number, peer)
+        self._handler.accepted(connection, self._now)
+        self._arm(connection)
 
     def _checked(self, sock: socket.socket, origin: str, expected: PeerCredentials | None) -> PeerCredentials | None:
         uid = None
@@ -551,37 +494,9 @@ class Reactor:
             return None
         return peer
 
-    def _set_short(self, short: bool) -> None:
-        if short != self._short:
-            self._short = short
-            self._told = True
-            self._handler.out_of_descriptors(short)
-
-    def _stop_accepting(self) -> None:
-        if self._accepting:
-            self._accepting = False
-            for fd in self._listeners:
-                self._epoll.unregister(fd)
-        if self._accept_handle is None:
-            self._accept_handle = self._loop.call_later(_ACCEPT_RETRY_S, self._retry_accept)
-
-    def _descriptor_freed(self) -> None:
-        if self._accept_handle is not None:
-            self._accept_handle.cancel()
-        self._accept_handle = self._loop.call_soon(self._retry_accept)
-
-    def _retry_accept(self) -> None:
-        self._accept_handle = None
-        self.run_batch(self._resume_accepting)
-
-    def _resume_accepting(self, _now: Now) -> None:
-        if not self._accepting:
-            self._accepting = True
-            for fd in self._listeners:
-                self._epoll.register(fd, _IN)
-        for fd in list(self._listeners):
-            if self._accepting:
-                self._accept(fd)
+    def _short_of_descriptors(self, active: bool) -> None:
+        self._told = True
+        self._handler.out_of_descriptors(active)
 
     # Bookkeeping
 
@@ -630,13 +545,12 @@ class Reactor:
         connection.reading = connection.blocked = connection.lingering = False
         del self._by_fd[fd]
         del self.connections[connection.number]
-        self._timed.discard(connection)
+        self._deadlines.clear(connection)
         connection.discard_queue()
         self._total -= connection.charged
         connection.charged = 0
         self._dying.discard(connection)
-        if self._short or not self._accepting:
-            self._descriptor_freed()
+        self._listeners.freed()
 
     def _close_pidfd(self, connection: Connection) -> None:
         if connection.pidfd >= 0:
@@ -644,10 +558,3 @@ class Reactor:
             del self._by_pidfd[connection.pidfd]
             os.close(connection.pidfd)
             connection.pidfd = -1
-
-
-def _readable(*fds: int) -> bool:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))

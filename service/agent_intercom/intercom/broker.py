@@ -135,6 +135,7 @@ class Broker:
                 self._tape.release(number)
         gone = [number for number in engine.router.book.links if number not in kept]
         for number in gone:
+            self._tape.record(inputs.CLOSED, number, now, b"restart")
             engine.closed(number, "restart", now)
         for number, connection in kept.items():
             link = engine.router.book.links.get(number)
@@ -160,7 +161,7 @@ class Broker:
         self._journal.emit(
             Event.BROKER_STARTED,
             sessions=self._restored,
-            generation=self._keeper.generation,
+            generation=self._keeper.generation or None,
             took_ms=took_ms,
             bound=self._bound,
         )

@@ -68,7 +68,7 @@ def make_broker(
     """A broker with this environment's settings. What is wrong with them is logged and shown in the status."""
     loaded = settings.load(os.environ)
     for problem in loaded.problems:
-        journal.emit(Event.CONFIG_INVALID, key=problem.key, code="INVALID")
+        journal.emit(Event.CONFIG_INVALID, key=problem.key, code=problem.code)
     keeper = Keeper(
         state_directory,
         paths.intercom_dir(os.environ),

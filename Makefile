@@ -58,18 +58,18 @@ $(STAMP): pyproject.toml $(SETUP)
 # --- show it, test it ----------------------------------------------------------------------------------------------------
 
 demo: $(STAMP)
-	@$(SETUP) run
+	@$(SETUP) demo
 	@$(BIN)/python packaging/demo
 
 test: $(STAMP)
-	@$(SETUP) run
+	@$(SETUP) test
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m pytest tests/unit/test_linters.py $(ARGS)
 
 bench: $(STAMP)
-	@$(SETUP) run
+	@$(SETUP) test
 	$(BIN)/python -m tests.bench $(ARGS)
 
 # --- install and take back -----------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def home(bed: Any) -> dict[str, str]:
     found = {}
     for path in sorted(base.rglob("*")):
         name = str(path.relative_to(base))
-        if name.split("/")[0] not in NOT_OURS:
+        if name.partition("/")[0] not in NOT_OURS:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
     return found
 

@@ -184,7 +184,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _broker(options: argparse.Namespace) -> int:
-    from agent_intercom.intercom.broker import main as run_broker
+    from agent_intercom.intercom.launch import main as run_broker
 
     return run_broker([])
 

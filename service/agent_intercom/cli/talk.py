@@ -29,8 +29,9 @@ def list_sessions(options: argparse.Namespace) -> int:
         return _report(options.json, code, result)
     everyone = result["sessions"]
     shown = everyone if options.all else [s for s in everyone if not _passing(s)]
-    result = {"ok": True, "sessions": shown, "hidden": len(everyone) - len(shown)}
-    output.finish(options.json, result, _roster(shown, result["hidden"]))
+    hidden = sum(1 for s in everyone if _passing(s) and not s["self"]) if not options.all else 0
+    result = {"ok": True, "sessions": shown, "hidden": hidden}
+    output.finish(options.json, result, _roster(shown, hidden))
     return OK
 
 
@@ -161,7 +162,7 @@ def _roster(sessions: list[JsonObject], hidden: int) -> Iterator[str]:
     else:
         yield "No sessions in this scope."
     if hidden:
-        yield f"({hidden} that live only as long as a command: intercom list --all)"
+        yield f"({hidden} more that live only as long as a command: intercom list --all)"
 
 
 def _pending_lines(asks: list[JsonObject]) -> Iterator[str]:

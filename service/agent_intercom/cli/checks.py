@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `doctor`, but for those of connections. Each tells a state, and the way out of a bad one."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from agent_intercom.cli.exits import CommandError, JsonObject
+from agent_intercom.cli.place import chosen_session_id
+from agent_intercom.cli.setup import RELOAD
+from agent_intercom.cli.status import degraded
+from agent_intercom.cli.systemd import Manager, ManagerUnreachable, lingering
+from agent_intercom.intercom import contract, paths
+from agent_intercom.intercom.foreign import START_COMMAND, Probe, is_manager, probe
+
+State: TypeAlias = Literal["ok", "warn", "fail", "unknown"]
+
+UNITS: Final = (("intercom.socket", "Socket"), ("intercom-gateway.socket", "Socket"), ("intercom.service", "Service"))
+
+_LIMITS_HIT: Final = {"start-limit-hit", "trigger-limit-hit", "service-start-limit-hit"}
+_MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
+
+_DEGRADED: Final = {
+    "CONFIG_INVALID": "run `intercom config check` and correct the settings",
+    "STATE_LOCKED": "another broker holds the state directory; end it, then: systemctl --user restart intercom.service",
+    "OUT_OF_DESCRIPTORS": "close sessions, or raise LimitNOFILE= of intercom.service",
+}
+_DEGRADED_OTHERWISE: Final = "make room for and write access to the state directory; see journalctl --user -u intercom"
+
+
+class Check(NamedTuple):
+    """One finding. `way_out` is empty where there is nothing to do; `details` are further JSON members."""
+
+    name: str
+    state: State
+    text: str
+    way_out: str = ""
+    details: JsonObject = {}
+
+    def result(self) -> JsonObject:
+        """What `doctor --json` prints."""
+        hint = {"wayOut": self.way_out} if self.way_out else {}
+        return {"check": self.name, "state": self.state, "text": self.text, **hint, **self.details}
+
+
+class Units(NamedTuple):
+    """What the user manager says; `problem` is why it says nothing."""
+
+    manager_pid: int | None = None
+    units: dict[str, dict[str, Any] | None] = {}
+    problem: str = ""
+
+
+def ask_manager() -> Units:
+    """Everything that is asked of the manager, in one go."""
+    try:
+        with Manager() as manager:
+            return Units(manager.pid(), {name: manager.unit(name, kind) for name, kind in UNITS})
+    except ManagerUnreachable as error:
+        return Units(problem=str(error))
+
+
+def environment() -> Iterator[Check]:
+    """Names and directories that the environment gives."""
+    try:
+        chosen_session_id()
+    except CommandError as error:
+        yield Check("session-id", "fail", str(error), "correct or unset AGENT_INTERCOM_SESSION_ID")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if paths.runtime_dir(os.environ) is None:
+        hint = "log in through systemd-logind, or set XDG_RUNTIME_DIR to a private directory in memory"
+        yield Check("runtime-directory", "warn", "XDG_RUNTIME_DIR is not set", hint)
+        return
+    kind = file_system(runtime)
+    if kind is None:
+        yield Check("runtime-directory", "unknown", "the file system of XDG_RUNTIME_DIR cannot be told")
+    elif kind in _MEMORY_FILE_SYSTEMS:
+        yield Check("runtime-directory", "ok", "XDG_RUNTIME_DIR is in memory")
+    else:
+        hint = "set XDG_RUNTIME_DIR to a directory in memory, such as /run/user/UID"
+        yield Check("runtime-directory", "warn", f"XDG_RUNTIME_DIR is on {kind}: a watch keeps messages there", hint)
+
+
+def protocol() -> Iterator[Check]:
+    """What this installation speaks."""
+    details = {
+        "version": contract.VERSION,
+        "protocolSemanticsHash": contract.PROTOCOL_SEMANTICS_HASH,
+        "policySemanticsHash": contract.POLICY_SEMANTICS_HASH,
+    }
+    text = f"{contract.PROTOCOL} version {contract.VERSION}, semantics {contract.PROTOCOL_SEMANTICS_HASH[:12]}"
+    yield Check("contract", "ok", text, details=details)
+
+
+def sockets(found: Units) -> Iterator[Check]:
+    """The two socket units: enabled, active, failed and why."""
+    for name in ("intercom.socket", "intercom-gateway.socket"):
+        if found.problem:
+            yield Check(name, "unknown", f"cannot be asked for: {found.problem}", "run this in a login session")
+        else:
+            yield _socket(name, found.units.get(name))
+
+
+def service(found: Units) -> Iterator[Check]:
+    """The broker's service: failed, degraded, or well."""
+    unit = found.units.get("intercom.service")
+    if unit is None:
+        text = f"cannot be asked for: {found.problem}" if found.problem else "is not installed"
+        yield Check("intercom.service", "unknown" if found.problem else "fail", text, "" if found.problem else _INSTALL)
+        return
+    state, result = unit.get("ActiveState"), unit.get("Result")
+    if state == "failed" or result in _LIMITS_HIT:
+        hint = f"{_RESTARTS}, then: systemctl --user reset-failed intercom.service; {START_COMMAND}"
+        yield Check("intercom.service", "fail", f"failed ({result})", hint)
+        return
+    text = str(unit.get("StatusText") or "")
+    for code in degraded(text):
+        yield Check("degraded", "fail", f"the broker is degraded: {code}", _DEGRADED.get(code, _DEGRADED_OTHERWISE))
+    restarts = unit.get("NRestarts") or 0
+    words = f"{state}{f', {text}' if text else ''}{f', restarted {restarts} times' if restarts else ''}"
+    yield Check("intercom.service", "warn" if restarts else "ok", words, _RESTARTS if restarts else "")
+
+
+def addresses(found: Units) -> Iterator[Check]:
+    """Who listens where clients look."""
+    canonical = paths.runtime_dir(os.environ)
+    if canonical is not None:
+        yield _address("canonical-path", os.path.join(canonical, paths.SOCKET_NAME), found, needed=False)
+    yield _address("compatibility-path", paths.compat_socket(os.environ), found, needed=True)
+
+
+def agent_directory(found: Units) -> Iterator[Check]:
+    """Whether the socket unit listens where PI_CODING_AGENT_DIR sends the agents of this shell."""
+    unit = found.units.get("intercom.socket")
+    if unit is None:
+        return
+    listening = [str(address) for _, address in unit.get("Listen", [])]
+    wanted = paths.compat_socket(os.environ)
+    if wanted in listening:
+        yield Check("agent-directory", "ok", "the socket unit listens where agents of this shell look")
+        return
+    if paths.island(os.environ):
+        text = "PI_CODING_AGENT_DIR is set here, and the socket unit listens elsewhere: agents of this shell are alone"
+        hint = f"intercom setup && {RELOAD}"
+    else:
+        text = "PI_CODING_AGENT_DIR is not set here and the socket unit listens for one that sets it"
+        hint = f"set PI_CODING_AGENT_DIR here too, or: intercom setup --undo && {RELOAD}"
+    yield Check("agent-directory", "fail", text, hint)
+
+
+def login() -> Iterator[Check]:
+    """Lingering, and whether this user can read the journal."""
+    match lingering():
+        case True:
+            yield Check("lingering", "ok", "the user manager goes on after logout")
+        case False:
+            text = "the broker and its sockets end with the last logout"
+            yield Check("lingering", "warn", text, "loginctl enable-linger, if agents run while nobody is logged in")
+        case None:
+            yield Check("lingering", "unknown", "cannot be told on this system")
+    yield _journal()
+
+
+def file_system(path: str) -> str | None:
+    """The type of the file system that `path` is on (proc_pid_mountinfo(5)), or None."""
+    try:
+        device = os.stat(path).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                fields = line.split()
+                if fields[2] == wanted:
+                    return fields[fields.index("-") + 1]
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+_INSTALL: Final = "install the units: make install, or make install-user"
+_RESTARTS: Final = "see `journalctl --user -u intercom.service` for the reason"
+
+
+def _socket(name: str, unit: dict[str, Any] | None) -> Check:
+    if unit is None:
+        return Check(name, "fail", "is not installed", _INSTALL)
+    state, result, enabled = unit.get("ActiveState"), unit.get("Result"), unit.get("UnitFileState")
+    details = {"activeState": state, "unitFileState": enabled, "result": result}
+    if state == "failed":
+        if result in _LIMITS_HIT:
+            text, hint = f"failed: the broker was started too often ({result})", _RESTARTS + f", then: {START_COMMAND}"
+        else:
+            text = f"failed ({result}); a foreign broker may be in the way"
+            hint = f"intercom doctor --take-over, if one is reported below; then: {START_COMMAND}"
+        return Check(name, "fail", text, hint, details)
+    if state != "active":
+        return Check(name, "fail", f"is {state}", f"systemctl --user enable --now {name}", details)
+    if enabled not in {"enabled", "enabled-runtime", "static", "linked", "generated", "alias"}:
+        text = f"active, but {enabled or 'not enabled'}: gone after the next login"
+        return Check(name, "warn", text, f"systemctl --user enable {name}", details)
+    return Check(name, "ok", "enabled and active", details=details)
+
+
+def _address(name: str, address: str, units: Units, *, needed: bool) -> Check:
+    found = probe(address)
+    details = {"state": found.state, "listenerPid": found.pid}
+    if found.state == "absent":
+        state: State = "fail" if needed else "warn"
+        return Check(name, state, "nobody listens", START_COMMAND + ", or `intercom broker`", details)
+    if not found.listening:
+        return Check(name, "fail", "cannot be reached", "see the permissions of the directory", details)
+    if found.uid is not None and found.uid != os.geteuid():
+        return Check(name, "fail", "another user's process listens", "find out who made the directory", details)
+    return _listener(name, found, units, details)
+
+
+def _listener(name: str, found: Probe, units: Units, details: JsonObject) -> Check:
+    ours = is_manager(found.pid) and units.manager_pid in {None, found.pid}
+    if found.state == "compatible" and ours:
+        return Check(name, "ok", "systemd listens and the broker answers", details=details)
+    if ours:
+        hint = "journalctl --user -u intercom.service; systemctl --user restart intercom.service"
+        return Check(
+            name, "fail", f"systemd listens, and the broker gives no proper answer ({found.state})", hint, details
+        )
+    who = f"process {found.pid}" if found.pid else "an unknown process"
+    active = (units.units.get("intercom.socket") or {}).get("ActiveState") == "active"
+    if found.state == "compatible" and not active:
+        text = f"a broker that systemd did not start listens ({who})"
+        return Check(name, "warn", text, "fine for `intercom broker`; otherwise: intercom doctor --take-over", details)
+    kind = "a foreign broker" if found.state == "compatible" else "something that is not this protocol"
+    return Check(name, "fail", f"{kind} listens ({who})", "intercom doctor --take-over", details)
+
+
+def _journal() -> Check:
+    uid = os.getuid()
+    roots = ("/var/log/journal", "/run/log/journal")
+    own = [f for root in roots for f in glob.glob(f"{root}/*/user-{uid}.journal")]
+    shared = [f for root in roots for f in glob.glob(f"{root}/*/system.journal")]
+    if any(os.access(name, os.R_OK) for name in own + shared):
+        return Check("journal", "ok", "this user can read the broker's log: journalctl --user -u intercom")
+    if own or shared:
+        hint = "ask for membership in the group systemd-journal"
+        return Check("journal", "warn", "this user cannot read the journal", hint)
+    if any(os.path.isdir(root) for root in roots):
+        hint = "a journal per user needs Storage=persistent (journald.conf(5)), or the group systemd-journal"
+        return Check("journal", "warn", "this user sees no journal files", hint)
+    return Check("journal", "unknown", "there is no journal on this system")

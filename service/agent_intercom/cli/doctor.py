@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`doctor`: every check, whatever is missing, and the way out of what it finds; `--take-over` ends a foreign broker."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final
+
+from agent_intercom.cli import checks, output
+from agent_intercom.cli.checks import Check
+from agent_intercom.cli.exits import DEGRADED, OK, CommandError
+from agent_intercom.cli.place import here
+from agent_intercom.cli.sockdiag import Connection, DiagnosisUnavailable, look
+from agent_intercom.intercom import paths
+from agent_intercom.intercom.foreign import OwnershipError, Probe, foreign_sessions, is_manager, probe, take_over
+
+SECOND_LOOK: Final = 0.3
+"""Seconds after which a client with the same unread bytes or more counts as one that does not read."""
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """`intercom doctor`."""
+    here()
+    if options.take_over:
+        return _take_over(options)
+    units = checks.ask_manager()
+    found = list(
+        chain(
+            checks.protocol(),
+            checks.environment(),
+            checks.sockets(units),
+            checks.service(units),
+            checks.addresses(units),
+            checks.agent_directory(units),
+            checks.login(),
+            _settings(),
+            _connections(),
+        )
+    )
+    healthy = not any(check.state == "fail" for check in found)
+    result = {"ok": healthy, "checks": [check.result() for check in found]}
+    if not healthy:
+        failed = [check.name for check in found if check.state == "fail"]
+        result["error"] = {"code": "DEGRADED", "text": f"failed checks: {', '.join(failed)}"}
+    output.finish(options.json, result, _lines(found))
+    return OK if healthy else DEGRADED
+
+
+def _lines(found: list[Check]) -> Iterator[str]:
+    width = max(len(check.name) for check in found)
+    for check in found:
+        yield f"{check.state:<8}{check.name:<{width}}  {output.printable(check.text)}"
+        if check.way_out:
+            yield f"{'':<8}{'':<{width}}  -> {output.printable(check.way_out)}"
+
+
+def _settings() -> Iterator[Check]:
+    from agent_intercom.cli.config import problems
+
+    wrong = problems()
+    if wrong:
+        yield Check("settings", "fail", f"{len(wrong)} invalid: {', '.join(wrong)}", "intercom config check")
+    else:
+        yield Check("settings", "ok", "the settings are valid")
+
+
+def _connections() -> Iterator[Check]:
+    addresses = _addresses()
+    try:
+        first = look(addresses)
+        time.sleep(SECOND_LOOK)
+        second = look(addresses)
+    except DiagnosisUnavailable as error:
+        yield Check("connections", "unknown", str(error), "install pyroute2 to see backlog and unread bytes")
+        return
+    waiting = sum(listener.waiting for listener in second.listeners)
+    state: checks.State = (
+        "warn" if waiting and waiting == sum(listener.waiting for listener in first.listeners) else "ok"
+    )
+    hint = "the broker does not accept; journalctl --user -u intercom.service" if state == "warn" else ""
+    unread = sum(connection.unread for connection in second.connections)
+    details = {"backlog": waiting, "connections": [_connection(connection) for connection in second.connections]}
+    text = f"{len(second.connections)} connections, {waiting} waiting to be accepted, {unread} bytes unread by clients"
+    yield Check("connections", state, text, hint, details)
+    before = {connection.inode: connection.unread for connection in first.connections}
+    for connection in second.connections:
+        if connection.unread and before.get(connection.inode, 0) and connection.unread >= before[connection.inode]:
+            yield _not_reading(connection)
+
+
+def _not_reading(connection: Connection) -> Check:
+    who = f"process {connection.pid} ({connection.command})" if connection.pid else "a client"
+    text = f"{who} is not reading: {connection.unread} bytes wait for it"
+    hint = "end or wake that process; the broker disconnects it when too much waits"
+    return Check("not-reading", "warn", text, hint, _connection(connection))
+
+
+def _connection(connection: Connection) -> dict[str, int | str | None]:
+    return {
+        "pid": connection.pid,
+        "command": connection.command,
+        "unreadBytes": connection.unread,
+        "unsentBytes": connection.unsent,
+    }
+
+
+def _addresses() -> list[str]:
+    runtime = paths.runtime_dir(os.environ)
+    found = [paths.compat_socket(os.environ), paths.compat_gateway_socket(os.environ)]
+    if runtime is not None:
+        found += [os.path.join(runtime, paths.SOCKET_NAME), os.path.join(runtime, paths.GATEWAY_NAME)]
+    return found
+
+
+def _take_over(options: argparse.Namespace) -> int:
+    """Say whom a foreign broker serves, then ask it to end."""
+    address, found = _foreign()
+    sessions = foreign_sessions(address)
+    shown = None if sessions is None else [{"id": session_id, "name": name} for session_id, name in sessions]
+    if not options.json:
+        for line in _holds(found, sessions):
+            output.emit(line)
+    try:
+        ended = take_over(address)
+    except OwnershipError as error:
+        raise CommandError(error.code, str(error), sessions=shown) from error
+    result = {"ok": True, "endedPid": ended.pid, "sessions": shown, "next": ended.next_command}
+    output.finish(options.json, result, [f"process {ended.pid} has ended", f"now run: {ended.next_command}"])
+    return OK
+
+
+def _foreign() -> tuple[str, Probe]:
+    candidates = [paths.compat_socket(os.environ)]
+    if runtime := paths.runtime_dir(os.environ):
+        candidates.append(os.path.join(runtime, paths.SOCKET_NAME))
+    for address in candidates:
+        found = probe(address)
+        if found.listening and not is_manager(found.pid):
+            return address, found
+    raise CommandError("NOTHING_TO_TAKE_OVER", "no foreign broker listens at our addresses")
+
+
+def _holds(found: Probe, sessions: list[tuple[str, str]] | None) -> Iterator[str]:
+    yield f"a {found.state if found.state != 'unreachable' else 'silent'} listener, process {found.pid or 'unknown'}"
+    if sessions is None:
+        yield "which sessions it holds cannot be told; they will be disconnected"
+        return
+    yield f"it shows {len(sessions)} sessions (those in a scope are hidden); they will be disconnected:"
+    for session_id, name in sessions:
+        yield f"  {output.printable(name) or '(no name)'}  {output.printable(session_id)}"

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`setup`: drop-ins that move the compatibility sockets to where PI_CODING_AGENT_DIR points.
+
+Existing clients look below that directory only; a user unit does not see the shell's variable, so the path has to be
+written into the units (contract section 1.2, systemd.unit(5) on drop-ins).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import suppress
+from typing import Final
+
+from agent_intercom.cli import output
+from agent_intercom.cli.exits import OK, CommandError
+from agent_intercom.intercom import paths
+
+DROP_IN: Final = "agent-dir.conf"
+MOUNTS: Final = "intercom.service.d/50-mounts.conf"
+RELOAD: Final = "systemctl --user daemon-reload && systemctl --user restart intercom.socket intercom-gateway.socket"
+
+_HEAD: Final = "# Written by `intercom setup`; `intercom setup --undo` removes it.\n"
+
+
+def setup(options: argparse.Namespace) -> int:
+    """`intercom setup`."""
+    changed = _undo() if options.undo else _write()
+    result = {"ok": True, "changed": changed, "next": RELOAD if changed else None}
+    verb = "removed" if options.undo else "wrote"
+    lines = [f"{verb} {output.printable(name)}" for name in changed] or ["nothing to change"]
+    output.finish(options.json, result, [*lines, *([f"now run: {RELOAD}"] if changed else [])])
+    return OK
+
+
+def drop_ins(directory: str, *, mounts: bool = False) -> dict[str, str]:
+    """File names below the user's unit directory, and contents, for sockets in the intercom directory `directory`.
+
+    `mounts` tells that the service sees the home read-only, and so has to be given the directory.
+    """
+    setting = _quoted(f"AGENT_INTERCOM_COMPAT_DIR={directory}")
+    found = {}
+    for unit, canonical, name in (
+        ("intercom.socket", paths.SOCKET_NAME, paths.COMPAT_SOCKET_NAME),
+        ("intercom-gateway.socket", paths.GATEWAY_NAME, paths.COMPAT_GATEWAY_NAME),
+    ):
+        found[f"{unit}.d/{DROP_IN}"] = (
+            f"{_HEAD}[Socket]\n"
+            "ListenStream=\n"
+            f"ListenStream=%t/{paths.PRODUCT}/{canonical}\n"
+            f"ListenStream={_literal(os.path.join(directory, name))}\n"
+            f"Environment={setting}\n"
+        )
+    writable = f"ReadWritePaths={_quoted('-' + directory)}\n" if mounts else ""
+    found[f"intercom.service.d/{DROP_IN}"] = (
+        f"{_HEAD}[Service]\nEnvironment={_quoted(f'PI_CODING_AGENT_DIR={os.path.dirname(directory)}')}\n{writable}"
+    )
+    return found
+
+
+def has_mount_hardening() -> bool:
+    """Whether the drop-in is installed that makes the service see the home read-only."""
+    places = (unit_directory(), *(os.path.join(base, "systemd/user") for base in _data_directories()))
+    return any(os.path.exists(os.path.join(place, MOUNTS)) for place in places)
+
+
+def _data_directories() -> list[str]:
+    home = paths.home(os.environ)
+    return [os.path.join(home, ".local/share"), "/etc", "/usr/local/lib", "/usr/lib"]
+
+
+def unit_directory() -> str:
+    """Where a user's own units and drop-ins lie (systemd.unit(5))."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(paths.home(os.environ), ".config")
+    return os.path.join(base, "systemd", "user")
+
+
+def _write() -> list[str]:
+    if paths.island(os.environ) is None:
+        raise CommandError("USAGE", "PI_CODING_AGENT_DIR is not set, so the sockets are where clients look already")
+    directory = paths.intercom_dir(os.environ)
+    if not directory.isprintable():
+        raise CommandError("USAGE", "PI_CODING_AGENT_DIR has characters that a unit file cannot hold")
+    if len(os.fsencode(os.path.join(directory, paths.COMPAT_GATEWAY_NAME))) > 107:
+        raise CommandError("USAGE", "PI_CODING_AGENT_DIR is too long: a socket's path has to fit 107 bytes")
+    changed = []
+    for name, content in drop_ins(directory, mounts=has_mount_hardening()).items():
+        path = os.path.join(unit_directory(), name)
+        if _read(path) != content:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(content)
+            changed.append(path)
+    return changed
+
+
+def _undo() -> list[str]:
+    changed = []
+    for name in drop_ins("/"):
+        path = os.path.join(unit_directory(), name)
+        content = _read(path)
+        if content is None:
+            continue
+        if not content.startswith(_HEAD):
+            raise CommandError("USAGE", "a drop-in of this name was not written by `intercom setup`; it is left alone")
+        os.unlink(path)
+        changed.append(path)
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(path))
+    return changed
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _literal(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _quoted(text: str) -> str:
+    escaped = _literal(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

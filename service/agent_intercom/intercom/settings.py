@@ -259,43 +259,42 @@ def schema() -> dict[str, Bounds]:
 def load(environ: Mapping[str, str]) -> Loaded:
     """Read the settings. Never raises: what cannot be used is among the problems."""
     file = paths.config_file(environ)
-    entries: list[tuple[str, str, Any]] = []
+    given: dict[str, tuple[str, Any]] = {}
     problems: list[Problem] = []
     if file is not None:
         try:
-            entries += ((key, FILE_KEY, value) for key, value in read_file(file).items())
+            given = {key: (FILE_KEY, value) for key, value in read_file(file).items()}
         except SettingError as error:
             problems.append(Problem(FILE_KEY, error.code, str(error)))
-    entries += from_environment(environ)
-    if not entries:
+    given.update((key, (variable, value)) for key, variable, value in from_environment(environ))
+    if not given:
         return Loaded(Settings(), problems, file, {})
     values: dict[str, int] = {}
-    sources: dict[str, str] = {}
     known = schema()
-    for key, source, value in entries:
+    for key, (source, value) in given.items():
         if key not in known:
             problems.append(unknown(key, known))
             continue
         try:
-            values[key] = check(value, known[key], text=source != FILE_KEY)
-            sources[key] = source
+            values[key] = check(whole(value) if source != FILE_KEY else value, known[key])
         except SettingError as error:
-            name = key if source == FILE_KEY else source
-            problems.append(Problem(key, error.code, f"{name}: {error}"))
-    return Loaded(Settings(**values), problems, file, sources)
+            problems.append(Problem(key, error.code, f"{key if source == FILE_KEY else source}: {error}"))
+    return Loaded(Settings(**values), problems, file, {key: given[key][0] for key in values})
 
 
-def check(value: Any, bounds: Bounds, *, text: bool) -> int:
-    """A setting's value, from TOML or (`text`) from decimal digits. Raises SettingError."""
-    if text and isinstance(value, str):
-        digits = value.strip()
-        if digits.isascii() and digits.isdigit() and len(digits) < 20:
-            value = int(digits)
+def check(value: Any, bounds: Bounds) -> int:
+    """A setting's value. Raises SettingError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingError("WRONG_TYPE", "must be a whole number")
     if not bounds.low <= value <= bounds.high:
         raise SettingError("OUT_OF_RANGE", f"must be from {bounds.low} to {bounds.high}")
     return value
+
+
+def whole(text: str) -> int | str:
+    """The number that `text` writes in decimal digits, or `text`."""
+    digits = text.strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else text
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -315,10 +314,12 @@ def read_file(name: str) -> dict[str, Any]:
     try:
         # A pipe in the place of the file must not keep the broker from starting.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as reader:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise SettingError("UNREADABLE", "the configuration is not a regular file")
-            content = reader.read(MAX_FILE_BYTES + 1)
+            content = os.pread(descriptor, MAX_FILE_BYTES + 1, 0)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         text = f"the configuration file cannot be read: {os.strerror(error.errno or 0)}"
         raise SettingError("UNREADABLE", text) from error

@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 from os import path
+from typing import BinaryIO
 
 # A pipe in the place of the file must not block the caller.
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -46,20 +47,17 @@ def prepare(name: str) -> int:
 
 def copy(source: str, target: str) -> None:
     """Copy the file `source` to the new file `target`; where there is no source there is no copy."""
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(source, os.O_RDONLY | _SAFE)
-        with open(descriptor, "rb") as reader, open(target, "xb") as writer:
-            _check(descriptor)
-            writer.write(reader.read())
+    with contextlib.suppress(FileNotFoundError), _open(source) as reader, open(target, "xb") as writer:
+        writer.write(reader.read())
 
 
 def read(name: str, limit: int) -> bytes:
     """The content of the file `name`; EFBIG where it is longer than `limit` bytes."""
-    descriptor = os.open(name, os.O_RDONLY | _SAFE)
-    with open(descriptor, "rb") as reader:
-        if _check(descriptor) > limit:
-            raise OSError(errno.EFBIG, "the file is too long")
-        return reader.read(limit)
+    with _open(name) as reader:
+        content = reader.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, "the file is too long")
+    return content
 
 
 def sync_directory(directory: str) -> None:
@@ -69,6 +67,16 @@ def sync_directory(directory: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open(name: str) -> BinaryIO:
+    descriptor = os.open(name, os.O_RDONLY | _SAFE)
+    try:
+        _check(descriptor)
+        return open(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def _check(descriptor: int) -> int:

@@ -500,7 +500,7 @@ def test_end_sends_everything_and_then_the_end() -> None:
         assert stage.handler.received_bytes[1] in (b"bad", b"badnever read")
         assert not stage.handler.named("lost")
 
-    play(test)
+    play(test, limits=ReactorLimits(linger_ms=20))
 
 
 def test_end_without_anything_queued() -> None:
@@ -978,7 +978,7 @@ def test_peer_death_is_noticed_although_another_process_holds_the_socket(paused:
 
 
 def test_watching_degrades(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_intercom.wire.reactor.peer_pidfd", lambda _sock: None)
+    monkeypatch.setattr("agent_intercom.wire.pool.peer_pidfd", lambda _sock: None)
 
     async def test(stage: Stage) -> None:
         client, connection = await stage.connect()

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from agent_intercom.wire.clock import Now, system_now
@@ -21,16 +20,15 @@ from agent_intercom.wire.connection import RECEIVE_SIZE, Connection, Handler, Nu
 from agent_intercom.wire.deadlines import Deadlines
 from agent_intercom.wire.errors import WireError
 from agent_intercom.wire.listeners import Listeners
-from agent_intercom.wire.peer import PeerCredentials, peer_credentials, peer_pidfd
+from agent_intercom.wire.peer import PeerCredentials, peer_credentials
+from agent_intercom.wire.pool import Pool
+from agent_intercom.wire.sender import Outcomes, Sender
 
 __all__ = ["Connection", "Handler", "NullTape", "Reactor", "ReactorLimits", "Tape"]
 
-_IN: Final = select.EPOLLIN
-_OUT: Final = select.EPOLLOUT
 _WRITE_EVENTS: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 _READ_EVENTS: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _EVENTS_PER_WAKE: Final = 64
-_SENDS_PER_FLUSH: Final = 16
 _DRAIN_READS: Final = 16
 
 
@@ -53,7 +51,6 @@ class Reactor:
         limits: ReactorLimits | None = None,
     ) -> None:
         self.next_number = 1
-        self.connections: dict[int, Connection] = {}
         self._loop = loop
         self._handler = handler
         self._tape = tape
@@ -61,16 +58,16 @@ class Reactor:
         self._clock = clock
         self._limits = limits or ReactorLimits()
         self._epoll = select.epoll()
-        self._by_fd: dict[int, Connection] = {}
-        self._by_pidfd: dict[int, Connection] = {}
-        self._dirty: list[Connection] = []
-        self._total = 0
+        self._pool = Pool(self._epoll)
+        self.connections: Mapping[int, Connection] = self._pool.by_number
         self._now = clock()
         self._in_batch = False
         self._told = False
         self._dying: set[Connection] = set()
         self._reap_handle: asyncio.Handle | None = None
         self._deadlines = Deadlines(loop, self.run_batch, self._overdue)
+        outcomes = Outcomes(self._congested, self._drained, self._give_up, self._half_close, self._broken)
+        self._sender = Sender(tape, self._limits, self._pool, self._deadlines, outcomes)
         self._listeners = Listeners(
             loop,
             self._epoll,
@@ -106,23 +103,23 @@ class Reactor:
         peer = self._checked(sock, origin, registered_peer)
         if peer is None:
             return None
-        connection = self._add(sock, origin, number, peer)
+        connection = self._pool.add(sock, origin, number, peer)
         connection.sent = sent
         connection.queue(unsent)
-        self._arm(connection)
+        self._pool.arm(connection)
         return connection
 
     def pause(self, connection: Connection) -> None:
         """Read no more from this peer until `resume`."""
         if connection.reading and not connection.ending:
             connection.reading = False
-            self._arm(connection)
+            self._pool.arm(connection)
 
     def resume(self, connection: Connection) -> None:
         """Read again."""
         if not connection.reading and not connection.ending and connection.fd >= 0:
             connection.reading = True
-            self._arm(connection)
+            self._pool.arm(connection)
             if connection.dying:
                 self._reap_soon()
 
@@ -146,8 +143,8 @@ class Reactor:
             return
         connection.ending = True
         connection.reading = False
-        self._close_pidfd(connection)
-        self._arm(connection)
+        self._pool.unwatch(connection)
+        self._pool.arm(connection)
         self._expect(connection, self._limits.write_deadline_ms)
         connection.touch()
 
@@ -165,13 +162,7 @@ class Reactor:
             return False
         if connection.pidfd >= 0 or connection.dying:
             return True
-        pidfd = peer_pidfd(connection.sock)
-        if pidfd is None:
-            return False
-        connection.pidfd = pidfd
-        self._by_pidfd[pidfd] = connection
-        self._epoll.register(pidfd, _IN)
-        return True
+        return self._pool.watch(connection)
 
     def listeners_idle(self) -> bool:
         """Whether no connection waits in any listener's queue."""
@@ -223,28 +214,27 @@ class Reactor:
         self._now = self._clock()
         self._in_batch = True
         try:
-            find = self._by_fd.get
-            receive = self._receive
-            ready = None
+            find = self._pool.by_fd.get
+            watched = self._pool.by_pidfd
+            listening: list[int] = []
             for fd, mask in events:
                 connection = find(fd)
                 if connection is None:
                     if fd in self._listeners:
                         # Accepted last: a new connection must not inherit an event of a descriptor closed before it.
-                        ready = [fd] if ready is None else [*ready, fd]
-                    elif fd in self._by_pidfd:
-                        self._peer_died(self._by_pidfd[fd])
+                        listening.append(fd)
+                    elif fd in watched:
+                        self._peer_died(watched[fd])
                     continue
                 if connection.reading and mask & _READ_EVENTS:
-                    receive(connection)
+                    self._receive(connection)
                 elif connection.lingering:
                     self._finish(connection)
                 if mask & _WRITE_EVENTS and connection.blocked:
                     connection.blocked = False
                     connection.touch()
-            if ready is not None:
-                for fd in ready:
-                    self._listeners.accept(fd)
+            for fd in listening:
+                self._listeners.accept(fd)
             self._settle()
         finally:
             self._in_batch = False
@@ -253,7 +243,7 @@ class Reactor:
         while True:
             self._told = False
             self._handler.batch_done(self._now)
-            self._flush()
+            self._sender.flush(self._now)
             # Whatever the handler decided while bytes left has to be committed like everything else.
             if not self._told:
                 return
@@ -283,7 +273,7 @@ class Reactor:
         return True
 
     def _peer_died(self, connection: Connection) -> None:
-        self._close_pidfd(connection)
+        self._pool.unwatch(connection)
         self._let_die(connection, "peer-died")
 
     def _let_die(self, connection: Connection, reason: str) -> None:
@@ -312,109 +302,30 @@ class Reactor:
     def flush(self) -> None:
         """Send what is queued on every connection that is neither corked nor waiting for its peer to read."""
         if self._in_batch:
-            self._flush()
-        elif self._dirty:
+            self._sender.flush(self._now)
+        elif self._pool.dirty:
             self._now = self._clock()
             self._in_batch = True
             try:
                 self._told = False
-                self._flush()
+                self._sender.flush(self._now)
                 if self._told:
                     self._settle()
             finally:
                 self._in_batch = False
 
-    def _flush(self) -> None:
-        dirty = self._dirty
-        # Callbacks may mark further connections; the loop reaches them too.
-        for connection in dirty:
-            if not connection.dirty:
-                continue
-            connection.dirty = False
-            if connection.fd < 0:
-                continue
-            if connection.queued and not connection.blocked:
-                if not connection.corked:
-                    self._transmit(connection)
-                elif connection.mask & _OUT:
-                    self._arm(connection)
-            if connection.queued or connection.charged or connection.ending:
-                self._account(connection)
-        dirty.clear()
-        while self._total > self._limits.total_queue_limit:
-            self._give_up(max(self.connections.values(), key=lambda item: item.charged))
+    def _congested(self, connection: Connection) -> None:
+        self._told = True
+        self._handler.congested(connection, self._now)
 
-    def _transmit(self, connection: Connection) -> None:
-        if connection.broken:
-            connection.discard_queue()
-            return
-        tape = self._tape
-        sock = connection.sock
-        number = connection.number
-        chunks = connection.chunks
-        for _ in range(_SENDS_PER_FLUSH):
-            if len(chunks) == 1 and not connection.offset:
-                buffers = None
-                size = connection.queued
-            else:
-                buffers, size = connection.gather()
-            tape.begin_send(number)
-            try:
-                taken = sock.send(chunks[0]) if buffers is None else sock.sendmsg(buffers)
-            except BlockingIOError:
-                taken = 0
-            except OSError:
-                tape.end_send(number, connection.sent)
-                # What the peer sent before it left is still to be read.
-                connection.broken = True
-                connection.discard_queue()
-                if not connection.ending:
-                    self._let_die(connection, "reset")
-                break
-            if taken:
-                connection.advance(taken)
-            tape.end_send(number, connection.sent)
-            if not connection.queued:
-                break
-            if taken < size:
-                self._block(connection, taken)
-                return
-        else:
-            self._block(connection, 1)
-            return
-        if connection.mask & _OUT:
-            self._arm(connection)
-        if connection.deadline and not connection.ending:
-            self._deadlines.clear(connection)
+    def _drained(self, connection: Connection) -> None:
+        self._told = True
+        self._handler.drained(connection, self._now)
 
-    def _block(self, connection: Connection, progress: int) -> None:
-        connection.blocked = True
-        if not connection.mask & _OUT:
-            self._arm(connection)
-        if progress or not connection.deadline:
-            self._expect(connection, self._limits.write_deadline_ms)
-
-    def _account(self, connection: Connection) -> None:
-        queued = connection.queued
-        self._total += queued - connection.charged
-        connection.charged = queued
-        limits = self._limits
-        if connection.ending:
-            if not queued and not connection.corked and not connection.lingering:
-                self._half_close(connection)
-        elif connection.congested:
-            if queued <= limits.low_water:
-                connection.congested = False
-                self._told = True
-                self._handler.drained(connection, self._now)
-            elif queued > limits.hard_limit:
-                self._give_up(connection)
-        elif queued > limits.hard_limit:
-            self._give_up(connection)
-        elif queued > limits.high_water:
-            connection.congested = True
-            self._told = True
-            self._handler.congested(connection, self._now)
+    def _broken(self, connection: Connection) -> None:
+        # What the peer sent before it left is still to be received.
+        if not connection.ending:
+            self._let_die(connection, "reset")
 
     def _half_close(self, connection: Connection) -> None:
         if connection.broken:
@@ -426,7 +337,7 @@ class Reactor:
             self._drop(connection)
             return
         connection.lingering = True
-        self._arm(connection)
+        self._pool.arm(connection)
         self._expect(connection, self._limits.linger_ms)
 
     def _finish(self, connection: Connection) -> None:
@@ -456,7 +367,7 @@ class Reactor:
         if connection.blocked and not connection.corked:
             sent = connection.sent
             connection.blocked = False
-            self._transmit(connection)
+            self._sender.transmit(connection, self._now)
             if connection.sent != sent or not connection.queued:
                 connection.touch()
                 return
@@ -476,9 +387,9 @@ class Reactor:
             return
         number = self.next_number
         self.next_number = number + 1
-        connection = self._add(sock, origin, number, peer)
+        connection = self._pool.add(sock, origin, number, peer)
         self._handler.accepted(connection, self._now)
-        self._arm(connection)
+        self._pool.arm(connection)
 
     def _checked(self, sock: socket.socket, origin: str, expected: PeerCredentials | None) -> PeerCredentials | None:
         uid = None
@@ -500,61 +411,14 @@ class Reactor:
 
     # Bookkeeping
 
-    def _add(self, sock: socket.socket, origin: str, number: int, peer: PeerCredentials) -> Connection:
-        sock.setblocking(False)
-        connection = Connection(number, origin, peer, sock, self._dirty.append)
-        self._by_fd[connection.fd] = connection
-        self.connections[number] = connection
-        return connection
-
-    def _arm(self, connection: Connection) -> None:
-        """Make epoll's interest what the connection's state asks for.
-
-        A socket without interest is taken out: epoll would report a hang-up on it again and again.
-        """
-        if connection.fd < 0:
-            return
-        wanted = (_IN if connection.reading or connection.lingering else 0) | (_OUT if connection.blocked else 0)
-        if wanted == connection.mask:
-            return
-        if not connection.mask:
-            self._epoll.register(connection.fd, wanted)
-        elif wanted:
-            self._epoll.modify(connection.fd, wanted)
-        else:
-            self._epoll.unregister(connection.fd)
-        connection.mask = wanted
-
     def _lose(self, connection: Connection, reason: str) -> None:
         self._drop(connection)
         self._told = True
         self._handler.lost(connection, reason, self._now)
 
     def _drop(self, connection: Connection, *, shut: bool = True) -> None:
-        # Closing does not take a socket out of the epoll, nor hang up the peer, while the descriptor store has a copy.
-        fd = connection.fd
-        if connection.mask:
-            self._epoll.unregister(fd)
-            connection.mask = 0
-        self._close_pidfd(connection)
-        if shut:
-            with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
-        connection.sock.close()
-        connection.fd = -1
-        connection.reading = connection.blocked = connection.lingering = False
-        del self._by_fd[fd]
-        del self.connections[connection.number]
+        self._pool.close(connection, shut=shut)
         self._deadlines.clear(connection)
-        connection.discard_queue()
-        self._total -= connection.charged
-        connection.charged = 0
+        self._sender.forget(connection)
         self._dying.discard(connection)
         self._listeners.freed()
-
-    def _close_pidfd(self, connection: Connection) -> None:
-        if connection.pidfd >= 0:
-            self._epoll.unregister(connection.pidfd)
-            del self._by_pidfd[connection.pidfd]
-            os.close(connection.pidfd)
-            connection.pidfd = -1

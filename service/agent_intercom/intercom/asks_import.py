@@ -16,7 +16,7 @@ from typing import Any, Final
 from agent_intercom.intercom import statefiles
 from agent_intercom.intercom.contract import DEFAULT_LIMITS
 from agent_intercom.intercom.edge import AskEdge
-from agent_intercom.wire.codec import decode, utf16_length
+from agent_intercom.wire.codec import decode, trimmed, utf16_length
 from agent_intercom.wire.errors import WireError
 
 FILE: Final = "broker-asks.json"
@@ -81,7 +81,7 @@ def _edge(entry: Any, wall: int) -> AskEdge | None:
     created_at, expires_at = _time(entry.get("createdAt")), _time(entry.get("expiresAt"))
     if not isinstance(message_id, str) or not 0 < utf16_length(message_id) <= DEFAULT_LIMITS.message_id:
         return None
-    if not isinstance(sender, str) or not sender.strip() or not isinstance(target, str) or not target.strip():
+    if not isinstance(sender, str) or not trimmed(sender) or not isinstance(target, str) or not trimmed(target):
         return None
     if created_at is None or expires_at is None or expires_at <= wall:
         return None

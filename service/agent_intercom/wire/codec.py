@@ -24,6 +24,10 @@ MAX_DEPTH = 4_000
 
 _RECURSION_LIMIT = MAX_DEPTH + 500
 _SAFE_DIGITS = 17
+_WHITESPACE = (
+    "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
+    + "".join(map(chr, range(0x2000, 0x200B)))
+)
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 _encoder = msgspec.json.Encoder()
@@ -92,6 +96,11 @@ def utf8_length(text: str) -> int:
     if text.isascii():
         return len(text)
     return len(text.encode("utf-8", "surrogatepass"))
+
+
+def trimmed(text: str) -> str:
+    """`text` without the white space that JavaScript's `trim` takes off, which is not quite what Python's does."""
+    return text.strip(_WHITESPACE)
 
 
 def _refuse_constant(name: str) -> NoReturn:

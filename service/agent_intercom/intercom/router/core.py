@@ -100,9 +100,13 @@ class Router:
             self._leave(link, reason, now)
 
     def broken(self, link: Link, code: str, now: Now) -> None:
-        """The peer broke the framing or sent no JSON: closed without a word (contract section 1.1)."""
+        """The peer broke the framing or sent no JSON: closed without a word (contract section 1.1).
+
+        What was written to it before, in answer to the frames that were good, still leaves.
+        """
         self.book.note("PROTOCOL_ERROR", connection=link.number, code=code)
-        self._destroy(link, "protocol", now)
+        self.book.finish(link.number)
+        self._leave(link, "protocol", now)
 
     def _destroy(self, link: Link, reason: str, now: Now) -> None:
         if self.book.forget_link(link.number) is not None:

@@ -118,8 +118,7 @@ class Deliveries:
         book.pending[delivery] = pending
         book.pending_by_message[pending.sender, pending.message_id] = pending
         sender.pending += 1
-        if pending.due < book.wake_at:
-            book.wake_at = pending.due
+        book.wake_at = min(book.wake_at, pending.due)
 
     def acknowledge(self, number: int, delivery: str, now: Now) -> None:
         """`message_received`; ignored unless it comes from the connection that the message was written to."""

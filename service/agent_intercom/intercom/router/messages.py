@@ -12,6 +12,7 @@ from agent_intercom.intercom.contract import BOSS_CONTROL_PREFIX, CONTROL_TYPE_P
 from agent_intercom.intercom.frames import Attachment, Control, Message
 from agent_intercom.wire.codec import encode, utf8_length, utf16_length
 
+_DOUBLE_RANGE: Final = 2**1024 - 2**970
 _BOSS_ENVELOPE: Final = frozenset(
     {"type", "version", "messageId", "bossRunId", "participantId", "bindingEpoch", "idempotencyKey", "payload"}
 )
@@ -34,13 +35,12 @@ def usable_id(message_id: object, limits: Limits) -> bool:
 
 def well_formed(to: str, message: Message, limits: Limits) -> bool:
     """Whether the limits hold; the control slot is judged by `control_well_formed`."""
-    timestamp = message.timestamp
     reply_to = message.replyTo
     return (
         usable_id(message.id, limits)
-        and 1 <= len(to)
+        and len(to) >= 1
         and utf16_length(to) <= limits.target
-        and (type(timestamp) is int or math.isfinite(timestamp))
+        and _finite(message.timestamp)
         and (reply_to is msgspec.UNSET or usable_id(reply_to, limits))
         and _fits(message.content.text, limits.text_bytes)
         and (message.content.attachments is msgspec.UNSET or _attachments_fit(message.content.attachments, limits))
@@ -64,6 +64,13 @@ def control_well_formed(raw: object, message: Message, limits: Limits) -> bool:
         and ("data" not in raw or len(encode(raw["data"])) <= limits.control_bytes)
         and (not control.type.startswith(BOSS_CONTROL_PREFIX) or _boss_envelope(raw, message.id))
     )
+
+
+def _finite(value: int | float) -> bool:
+    """Whether the number is finite as a double, which is what every peer reads it as."""
+    if type(value) is int:
+        return -_DOUBLE_RANGE < value < _DOUBLE_RANGE
+    return math.isfinite(value)
 
 
 def _fits(text: str, limit: int) -> bool:

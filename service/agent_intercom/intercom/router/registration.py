@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Final
 
 from agent_intercom.intercom import contract
 from agent_intercom.intercom.contract import ErrorCode, Limits, Text
-from agent_intercom.wire.codec import utf8_length, utf16_length
+from agent_intercom.wire.codec import trimmed, utf8_length, utf16_length
 
 MAX_SESSION_ID_BYTES: Final = 16_384
 """The contract sets no bound; without one a single id could push every list over the frame size."""
@@ -28,6 +29,8 @@ _BOSS_CONTRACT: Final = {
 _BOSS_DIGEST: Final = "239bee8bb64cc8c149d49ac00c7396f33f375a89a1d6dea6bd86ff840d551a59"
 _BOSS_ROLES: Final = frozenset({"boss", "manager", "adversary", "scout", "worker", "council", "controller"})
 _BOSS_TEXTS: Final = ("credentialId", "credential", "bossRunId", "participantId", "issuedAt", "expiresAt", "nonce")
+_IDENTIFIER: Final = re.compile(r"[^\x00-\x20\x7f\ud800-\udfff]+")
+_TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 _BOSS_CREDENTIAL: Final = frozenset(
     {"version", "namespace", "credentialKind", "role", "communicationProfile", "bindingEpoch", *_BOSS_TEXTS}
 )
@@ -83,7 +86,7 @@ def read_session_id(frame: dict[str, Any]) -> str | None:
     if "sessionId" not in frame:
         return None
     value = frame["sessionId"]
-    if type(value) is not str or not value.strip().strip("\ufeff") or utf8_length(value) > MAX_SESSION_ID_BYTES:
+    if type(value) is not str or not trimmed(value) or utf8_length(value) > MAX_SESSION_ID_BYTES:
         raise Refused(ErrorCode.INVALID_REQUEST, Text.INVALID_SESSION_ID)
     return value
 
@@ -124,25 +127,53 @@ def _boss_well_formed(boss: object) -> bool:
         return False
     credential = boss["credential"]
     return (
-        boss["featureContract"] == _BOSS_CONTRACT
+        _same(boss["featureContract"], _BOSS_CONTRACT)
         and boss["capabilityDigest"] == _BOSS_DIGEST
         and type(credential) is dict
+        and credential.keys() == _BOSS_CREDENTIAL
         and _boss_credential_well_formed(credential)
     )
 
 
 def _boss_credential_well_formed(credential: dict[str, Any]) -> bool:
-    if not (_BOSS_CREDENTIAL - {"version"} <= credential.keys() <= _BOSS_CREDENTIAL):
-        return False
+    """Contract section 8.9; identifiers and times as its section 8 defines them."""
     epoch = number(credential["bindingEpoch"])
+    times = [credential["issuedAt"], credential["expiresAt"]]
     return (
-        credential.get("version", "boss.participant-credential.v1") == "boss.participant-credential.v1"
+        credential["version"] == "boss.participant-credential.v1"
         and credential["namespace"] == "boss-run-v1"
         and credential["credentialKind"] in ("enrollment", "reconnect")
+        and type(credential["role"]) is str
         and credential["role"] in _BOSS_ROLES
         and credential["communicationProfile"] == credential["role"]
         and type(epoch) is int
-        and epoch >= 1
-        and all(type(credential[key]) is str and credential[key] for key in _BOSS_TEXTS)
-        and credential["issuedAt"] < credential["expiresAt"]
+        and 1 <= epoch < 2**53
+        and all(type(credential[key]) is str and _IDENTIFIER.fullmatch(credential[key]) for key in _BOSS_TEXTS)
+        and all(_timestamp(value) for value in times)
+        and times[0] < times[1]
     )
+
+
+def _same(value: object, expected: dict[str, Any]) -> bool:
+    """Equal in types too: True is no 1."""
+    return (
+        type(value) is dict
+        and value.keys() == expected.keys()
+        and all(
+            value[key] == wanted and (number(value[key]) is not None if type(wanted) is int else True)
+            for key, wanted in expected.items()
+        )
+    )
+
+
+def _timestamp(value: object) -> bool:
+    if type(value) is not str or not _TIMESTAMP.fullmatch(value):
+        return False
+    # Not needed before the first such frame, which no client sends today.
+    from datetime import datetime
+
+    try:
+        datetime.fromisoformat(value[:-1])
+    except ValueError:
+        return False
+    return True

@@ -260,7 +260,7 @@ class IntercomClient:
                 delivered = await self._deliver_ask(record)
                 return await reply
         except TimeoutError:
-            if reply.done():
+            if reply.done() and not reply.cancelled():
                 return reply.result()
             raise AskTimeout(record.message_id, delivered, await self._defer_late(record.message_id)) from None
         except asyncio.CancelledError:
@@ -464,7 +464,7 @@ class IntercomClient:
                     self._write(record)
                 return await record.future
         except TimeoutError as error:
-            if record.future.done():
+            if record.future.done() and not record.future.cancelled():
                 return record.future.result()
             raise SendTimeout(record.message_id, record.accepted) from error
         finally:

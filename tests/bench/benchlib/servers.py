@@ -23,10 +23,11 @@ SERVICE = HERE.parent.parent / "service"
 READY_TIMEOUT = 20.0
 
 LIFTED = """\
-rate_capacity = 1000000000
-rate_refill_per_second = 1000000000
-max_pending_total = 65536
+rate_capacity = 1000000
+rate_refill_per_second = 1000000
+max_pending_deliveries = 65536
 max_pending_per_sender = 65536
+idle_exit_ms = 86400000
 """
 """`intercom.toml` of the measured broker. The relay has no limits, so the broker's must not be reached."""
 

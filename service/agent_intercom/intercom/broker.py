@@ -195,7 +195,8 @@ class Broker:
         self._engine.drained(connection.number, now)
 
     def refused(self, origin: str, uid: int | None) -> None:
-        self._journal.emit(Event.PEER_REFUSED, uid=uid, listener=origin, code="UNREADABLE" if uid is None else "FOREIGN")
+        code = "UNREADABLE" if uid is None else "FOREIGN"
+        self._journal.emit(Event.PEER_REFUSED, uid=uid, listener=origin, code=code)
 
     def out_of_descriptors(self, active: bool) -> None:
         self._short = active
@@ -259,7 +260,7 @@ class Broker:
             self._forget(connection.number)
             self._reactor.destroy(connection)
         elif isinstance(effect, Hold):
-            self._journal.emit(Event.SENDER_PAUSED, session=self._session_of(connection.number), queued=connection.queued)
+            self._journal.emit(Event.SENDER_PAUSED, session=self._session_of(connection.number))
             self._reactor.pause(connection)
         else:
             self._reactor.resume(connection)

@@ -150,14 +150,13 @@ def test_event_queue_counts_what_it_refuses() -> None:
     async def scenario() -> None:
         queue = EventQueue(capacity=2)
         assert [queue.put(Left(str(n))) for n in range(4)] == [True, True, False, False]
-        reader = queue.read()
-        assert [await anext(reader) for _ in range(3)] == [Left("0"), Left("1"), EventsLost(2)]
+        assert [await anext(queue) for _ in range(3)] == [Left("0"), Left("1"), EventsLost(2)]
         assert queue.put(Left("4"))
         queue.end(ClientError("CLOSED", "why"))
         assert not queue.put(Left("5"))
-        assert await anext(reader) == Left("4")
+        assert await anext(queue) == Left("4")
         with pytest.raises(ClientError):
-            await anext(reader)
+            await anext(queue)
 
     asyncio.run(scenario())
 

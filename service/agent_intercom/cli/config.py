@@ -5,55 +5,66 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from agent_intercom.cli import output
 from agent_intercom.cli.exits import OK, USAGE, JsonObject, failure
-from agent_intercom.intercom import settings
+from agent_intercom.intercom import paths, settings
+
+if TYPE_CHECKING:
+    from agent_intercom.intercom.settings_model import Shown
 
 
 def config(options: argparse.Namespace) -> int:
     """`intercom config`."""
-    loaded = settings.load(os.environ)
-    return _check(options.json, loaded) if options.action == "check" else _show(options.json, loaded)
+    return _check(options.json) if options.action == "check" else _show(options.json)
 
 
 def problems() -> list[str]:
-    """The keys of settings that cannot be used, for `doctor`."""
+    """The keys of settings that the broker would not use, for `doctor`."""
     return [problem.key for problem in settings.load(os.environ).problems]
 
 
-def _check(as_json: bool, loaded: settings.Loaded) -> int:
-    wrong = [{"key": p.key, "code": p.code, "text": p.text} for p in loaded.problems]
-    result: JsonObject = {"ok": True, "file": loaded.file, "problems": []}
-    if wrong:
-        text = f"{len(wrong)} settings cannot be used; their defaults count"
-        result = failure("CONFIG_INVALID", text, file=loaded.file, problems=wrong)
-    if as_json or not wrong:
-        where = "no configuration file: defaults" if loaded.file is None else output.printable(loaded.file)
-        output.finish(as_json, result, [f"ok ({where})"])
-    else:
-        for problem in loaded.problems:
-            output.complain(problem.text)
-    return USAGE if wrong else OK
+def _check(as_json: bool) -> int:
+    from agent_intercom.intercom import settings_model
+
+    file = paths.config_file(os.environ)
+    found = settings_model.check(os.environ)
+    wrong = [{"key": problem.key, "code": problem.code, "text": problem.text} for problem in found]
+    if not wrong:
+        where = "no configuration file" if file is None else output.printable(file)
+        output.finish(as_json, {"ok": True, "file": file, "problems": []}, [f"ok ({where})"])
+        return OK
+    if as_json:
+        text = f"{len(wrong)} settings cannot be used; the broker goes by their defaults"
+        output.emit(output.json_line(failure("CONFIG_INVALID", text, file=file, problems=wrong)))
+    for problem in found if not as_json else []:
+        output.complain(f"{problem.text} ({problem.code})")
+    return USAGE
 
 
-def _show(as_json: bool, loaded: settings.Loaded) -> int:
-    shown = {
-        key: {
-            "value": getattr(loaded.settings, key),
-            "source": loaded.sources.get(key, "default"),
-            "default": at.default,
+def _show(as_json: bool) -> int:
+    from agent_intercom.intercom import settings_model
+
+    file = paths.config_file(os.environ)
+    shown = settings_model.show(os.environ)
+    values: JsonObject = {
+        entry.key: {
+            "value": entry.value,
+            "source": entry.source,
+            "default": entry.default,
+            "low": entry.low,
+            "high": entry.high,
         }
-        for key, at in settings.schema().items()
+        for entry in shown
     }
-    result = {"ok": True, "file": loaded.file, "settings": shown}
-    output.finish(as_json, result, _lines(loaded, shown))
+    output.finish(as_json, {"ok": True, "file": file, "settings": values}, _lines(file, shown))
     return OK
 
 
-def _lines(loaded: settings.Loaded, shown: dict[str, JsonObject]) -> Iterator[str]:
-    yield f"# {output.printable(loaded.file) if loaded.file else 'no configuration file'}"
-    for key, at in settings.schema().items():
-        source = shown[key]["source"]
-        yield f"{key} = {shown[key]['value']}  # {at.text}{'' if source == 'default' else f' (from {source})'}"
+def _lines(file: str | None, shown: Sequence[Shown]) -> Iterator[str]:
+    yield f"# {output.printable(file) if file else 'no configuration file'}"
+    for entry in shown:
+        source = "" if entry.source == "default" else f" (from {entry.source})"
+        yield f"{entry.key} = {entry.value}  # {entry.text}, {entry.low} to {entry.high}{source}"

@@ -290,7 +290,7 @@ class IntercomClient:
 
     def events(self) -> AsyncIterator[Event]:
         """Events for one reader, until the client is closed. Raises what ended the client, after the last event."""
-        return self._state.events.read()
+        return self._state.events
 
     async def unregister(self, *, preserve_asks: bool = False) -> None:
         """Leave and close. With `preserve_asks` open asks stay answerable, else the other sides see them cancelled."""

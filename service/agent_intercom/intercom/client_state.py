@@ -201,8 +201,8 @@ class Pacer:
         return (cost - self._tokens) / self._rate
 
 
-class EventQueue:
-    """Events for one reader, bounded. A full queue refuses; what was refused is counted and told by `EventsLost`."""
+class EventQueue(AsyncIterator[Event]):
+    """Events in order for one reader, bounded. A full queue refuses; `EventsLost` tells how many it refused."""
 
     def __init__(self, capacity: int = EVENT_QUEUE) -> None:
         self._events: deque[Event] = deque()
@@ -230,21 +230,19 @@ class EventQueue:
         self._error = self._error or error
         self._wake()
 
-    async def read(self) -> AsyncIterator[Event]:
-        """Events in order until the end."""
-        while True:
-            while self._events:
-                yield self._events.popleft()
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
             if self._lost and not self._ended:
                 lost, self._lost = self._lost, 0
-                yield EventsLost(lost)
-                continue
+                return EventsLost(lost)
             if self._ended:
-                if self._error is not None:
-                    raise self._error
-                return
+                raise self._error or StopAsyncIteration
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
+        return self._events.popleft()
 
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():

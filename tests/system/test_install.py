@@ -130,6 +130,24 @@ def test_installing_twice_is_installing_once(alice: Any) -> None:
     assert home(alice) == before
 
 
+def test_enabled_and_running_is_taken_back_too(alice: Any) -> None:
+    before = home(alice)
+    assert "enabled and started" in make(alice, "install-user ENABLE=1").stderr
+    assert alice.as_user("alice", ["systemctl", "--user", "is-enabled", *UNITS[:2]]).stdout.split() == ["enabled"] * 2
+    listed = json.loads(alice.as_user("alice", "~/.local/bin/intercom list --json").stdout)
+    assert "sessions" in listed
+    main = alice.show("alice", "intercom.service", "MainPID")
+    command = alice.run(["cat", f"/proc/{main}/cmdline"]).stdout
+    assert "/home/alice/.local/lib/agent-intercom/intercom-broker" in command
+    said = make(alice, "uninstall-user").stderr
+    assert "disabling intercom.socket intercom-gateway.socket" in said
+    for unit in UNITS:
+        assert alice.show("alice", unit, "ActiveState") == "inactive"
+    left = {name for name in home(alice).keys() - before.keys() if not name.startswith((".pi", ".local/state"))}
+    # The directories of the links that `enable` made are systemd's.
+    assert left <= {".config", ".config/systemd", ".config/systemd/user", ".local"}
+
+
 def test_what_was_changed_or_added_stays_and_is_named(alice: Any) -> None:
     make(alice, "install-user")
     alice.as_user("alice", "echo '# mine' >> ~/.local/share/systemd/user/intercom.service")

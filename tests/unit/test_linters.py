@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LINE_LIMIT = 450
+# A test file is a list, and lists may be longer.
+LINE_LIMIT, LINE_LIMIT_OF_TESTS = 450, 650
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 # Files that cannot carry a comment, or whose content is not ours to change.
-WITHOUT_SPDX = {".json", ".md", ".txt", ".gitignore"}
+WITHOUT_SPDX = {".json", ".typed", ".md", ".txt", ".gitignore"}
 
 
 def run(tool: str, *args: str) -> None:
@@ -55,6 +56,10 @@ def is_python(path: Path) -> bool:
     return path.suffix == ".py" or head(path).startswith("#!/usr/bin/env python3")
 
 
+def limit(path: Path) -> int:
+    return LINE_LIMIT_OF_TESTS if ROOT / "tests" in path.parents else LINE_LIMIT
+
+
 def test_ruff() -> None:
     run("ruff", "check", ".")
 
@@ -82,7 +87,7 @@ def test_modules_stay_short() -> None:
     too_long = {
         str(path.relative_to(ROOT)): lines
         for path in tracked()
-        if is_python(path) and (lines := len(path.read_text().splitlines())) > LINE_LIMIT
+        if is_python(path) and (lines := len(path.read_text().splitlines())) > limit(path)
     }
     assert not too_long
 

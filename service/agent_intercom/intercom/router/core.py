@@ -30,6 +30,7 @@ from agent_intercom.intercom.router.asks import Asks
 from agent_intercom.intercom.router.book import NEVER, Book
 from agent_intercom.intercom.router.deliveries import Deliveries, Outgoing
 from agent_intercom.intercom.router.effects import Drop, Effect, Idle, PutEdge, Release
+from agent_intercom.intercom.router.messages import well_formed
 from agent_intercom.intercom.router.registration import Refused
 from agent_intercom.intercom.router.sessions import Sessions
 from agent_intercom.intercom.router.state import Image, Link, Session
@@ -187,10 +188,10 @@ class Router:
     def charge(self, link: Link, size: int, now: Now) -> bool:
         """Take the price of a frame of `size` bytes from the connection's bucket; False ends the connection."""
         book = self.book
-        capacity, per_second = book.capacity(link.origin)
-        elapsed = now.mono - link.refilled_at
         tokens = link.tokens
+        elapsed = now.mono - link.refilled_at
         if elapsed > 0:
+            capacity, per_second = book.capacity(link.origin)
             tokens = min(float(capacity), tokens + elapsed * per_second / 1000)
             link.refilled_at = now.mono
         price = 1 if size <= book.limits.bytes_per_token else -(-size // book.limits.bytes_per_token)
@@ -230,15 +231,13 @@ class Router:
     def frame(self, link: Link, frame: ClientFrame, now: Now) -> None:
         """Any other frame whose types are right, from a connection in any state."""
         kind = type(frame)
+        session = None if link.session is None else self.book.sessions.get(link.session)
         if kind is Health:
             self.health(link, frame.requestId, now)  # type: ignore[union-attr]
-            return
-        session = None if link.session is None else self.book.sessions.get(link.session)
-        if session is None:
+        elif session is None:
             tag = frame.__struct_config__.tag
             self.fail(link, ErrorCode.INVALID_REQUEST, f"Received {tag} before register", now)
-            return
-        if kind is Send:
+        elif kind is Send:
             self._send_raw(link, session, frame, now)  # type: ignore[arg-type]
         elif kind is MessageReceived:
             self._deliveries.acknowledge(link.number, frame.deliveryId, now)  # type: ignore[union-attr]
@@ -322,7 +321,7 @@ class Router:
     def send(self, link: Link, session: Session, to: str, message: Message, body: bytes, now: Now) -> None:
         """The processing order of contract section 2.6."""
         limits = self.book.limits
-        if not messages.well_formed(to, message, limits):
+        if not well_formed(to, message, limits):
             self._malformed(link, {"id": message.id})
             return
         if message.content.control is not msgspec.UNSET:
@@ -359,9 +358,12 @@ class Router:
 
 def _fingerprint(to: str, message: Message) -> bytes:
     """A digest that is equal exactly for equal {to as typed, replyTo, expectsReply, content}."""
-    parts = (to, message.replyTo, message.expectsReply, message.content)
+    reply_to: object = message.replyTo
+    expects: object = message.expectsReply
+    unset = msgspec.UNSET
+    parts = [to, None if reply_to is unset else reply_to, None if expects is unset else expects, message.content]
     try:
-        text = _write_content([None if part is msgspec.UNSET else part for part in parts])
+        text = _write_content(parts)
     except UnicodeEncodeError:
-        text = encode.quote([None if part is msgspec.UNSET else part for part in parts])
+        text = encode.quote(parts)
     return blake2b(text, digest_size=16).digest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from agent_intercom.intercom.contract import MAX_FRAME, DeliveryCode, Text
 from agent_intercom.intercom.router import encode
-from agent_intercom.intercom.router.asks import Asks
+from agent_intercom.intercom.router.asks import Asks, Refusal
 from agent_intercom.intercom.router.book import NEVER, Book
 from agent_intercom.intercom.router.effects import Hold, Write
 from agent_intercom.intercom.router.state import Link, Pending, Session, Settled
@@ -44,7 +44,9 @@ class Deliveries:
         """Steps 2 to 4 of the contract: whether the send is dealt with already (a repetition, or over a cap)."""
         book = self._book
         key = (sender.id, message.message_id)
-        self._forget(now)
+        order = book.settled_order
+        if order and (order[0].forget_at <= now.mono or len(order) > book.limits.recent_entries):
+            self._forget(now)
         settled = book.settled.get(key)
         if settled is not None:
             if settled.fingerprint != message.fingerprint:
@@ -75,7 +77,9 @@ class Deliveries:
         """Steps 6 and 7: the rules of asks, then acceptance and the way to the recipient."""
         book = self._book
         message_id = message.message_id
-        refusal = self._asks.check(sender.id, target.id, message_id, message.reply_to, message.expects_reply)
+        refusal: Refusal | None = None
+        if message.expects_reply or message.reply_to is not None:
+            refusal = self._asks.check(sender.id, target.id, message_id, message.reply_to, message.expects_reply)
         if refusal is None and target.slow_since >= 0 and now.mono - target.slow_since >= book.limits.stall_ms:
             refusal = DeliveryCode.TOO_MANY_PENDING_DELIVERIES, Text.RECIPIENT_NOT_READING
         delivery = f"{book.generation}-{book.deliveries + 1}"

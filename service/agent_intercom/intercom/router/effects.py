@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
+
+import msgspec
 
 from agent_intercom.intercom.edge import AskEdge
 
 
-class Write(NamedTuple):
+class Write(msgspec.Struct, frozen=True, gc=False):
     """Queue `frame` (length prefix included) on connection `number`.
 
     `delivery` is set on the two frames that tell of an ask's acceptance: they are taken back when its edge cannot be
@@ -20,64 +22,64 @@ class Write(NamedTuple):
     delivery: str = ""
 
 
-class Finish(NamedTuple):
+class Finish(msgspec.Struct, frozen=True, gc=False):
     """Read no more from the connection, send what is queued, close."""
 
     number: int
 
 
-class Drop(NamedTuple):
+class Drop(msgspec.Struct, frozen=True, gc=False):
     """Close the connection at once."""
 
     number: int
 
 
-class Bound(NamedTuple):
+class Bound(msgspec.Struct, frozen=True, gc=False):
     """The connection is a session now: what follows may leave only when it is sure to survive a restart."""
 
     number: int
 
 
-class Unbound(NamedTuple):
+class Unbound(msgspec.Struct, frozen=True, gc=False):
     """The connection stays open and is no session's any more."""
 
     number: int
 
 
-class Hold(NamedTuple):
+class Hold(msgspec.Struct, frozen=True, gc=False):
     """Stop reading from the connection: what it sends to is not being read."""
 
     number: int
 
 
-class Release(NamedTuple):
+class Release(msgspec.Struct, frozen=True, gc=False):
     """Read from the connection again."""
 
     number: int
 
 
-class PutEdge(NamedTuple):
+class PutEdge(msgspec.Struct, frozen=True, gc=False):
     """Store an ask edge durably. `delivery` is the delivery that carries the ask."""
 
     edge: AskEdge
     delivery: str
 
 
-class DropEdge(NamedTuple):
+class DropEdge(msgspec.Struct, frozen=True, gc=False):
     """Remove an ask edge from the store."""
 
     sender: str
     message_id: str
 
 
-class Note(NamedTuple):
+class Note(msgspec.Struct, frozen=True):
     """Something for the journal: a name of the host's catalogue and allow-listed fields."""
 
     event: str
     fields: dict[str, Any]
 
 
-class Idle(NamedTuple):
+class Idle(msgspec.Struct, frozen=True, gc=False):
     """Nobody is registered and the idle time is over: exit if no connection waits."""
 
 

@@ -59,15 +59,15 @@ def session_left(session_id: str) -> bytes:
 
 
 def message(delivery: str, shown: bytes, body: bytes) -> bytes:
-    return b'{"type":"message","deliveryId":"%b","from":%b,"message":%b}' % (delivery.encode(), shown, body)
+    return b'{"type":"message","deliveryId":"' + delivery.encode() + b'","from":' + shown + b',"message":' + body + b"}"
 
 
 def delivery_accepted(message_id: bytes, delivery: str) -> bytes:
-    return b'{"type":"delivery_accepted","messageId":%b,"deliveryId":"%b"}' % (message_id, delivery.encode())
+    return b'{"type":"delivery_accepted","messageId":' + message_id + b',"deliveryId":"' + delivery.encode() + b'"}'
 
 
 def delivered(message_id: bytes, delivery: str) -> bytes:
-    return b'{"type":"delivered","messageId":%b,"deliveryId":"%b"}' % (message_id, delivery.encode())
+    return b'{"type":"delivered","messageId":' + message_id + b',"deliveryId":"' + delivery.encode() + b'"}'
 
 
 def delivery_failed(message_id: str, accepted: bool, code: str, reason: str) -> bytes:

@@ -30,20 +30,21 @@ _BOSS_TYPES: Final = frozenset(
 
 def usable_id(message_id: object, limits: Limits) -> bool:
     """Whether a message id can be named in an answer."""
-    return type(message_id) is str and 1 <= utf16_length(message_id) <= limits.message_id
+    return type(message_id) is str and _within(message_id, limits.message_id)
 
 
 def well_formed(to: str, message: Message, limits: Limits) -> bool:
     """Whether the limits hold; the control slot is judged by `control_well_formed`."""
     reply_to = message.replyTo
+    content = message.content
+    text = content.text
     return (
-        usable_id(message.id, limits)
-        and len(to) >= 1
-        and utf16_length(to) <= limits.target
+        _within(message.id, limits.message_id)
+        and _within(to, limits.target)
         and _finite(message.timestamp)
-        and (reply_to is msgspec.UNSET or usable_id(reply_to, limits))
-        and _fits(message.content.text, limits.text_bytes)
-        and (message.content.attachments is msgspec.UNSET or _attachments_fit(message.content.attachments, limits))
+        and (reply_to is msgspec.UNSET or _within(reply_to, limits.message_id))
+        and (len(text) * 4 <= limits.text_bytes or utf8_length(text) <= limits.text_bytes)
+        and (content.attachments is msgspec.UNSET or _attachments_fit(content.attachments, limits))
     )
 
 
@@ -71,6 +72,11 @@ def _finite(value: int | float) -> bool:
     if type(value) is int:
         return -_DOUBLE_RANGE < value < _DOUBLE_RANGE
     return math.isfinite(value)
+
+
+def _within(text: str, longest: int) -> bool:
+    """Whether `text` has 1 to `longest` UTF-16 units; a character has at most two."""
+    return 0 < len(text) and (len(text) * 2 <= longest or utf16_length(text) <= longest)
 
 
 def _fits(text: str, limit: int) -> bool:

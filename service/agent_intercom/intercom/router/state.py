@@ -10,7 +10,7 @@ import msgspec
 from agent_intercom.intercom.edge import AskEdge
 
 
-class Link(msgspec.Struct):
+class Link(msgspec.Struct, gc=False):
     """A connection. `session` is the id that it is registered under; `register_by` (monotonic ms) counts while None."""
 
     number: int
@@ -42,7 +42,7 @@ class Session(msgspec.Struct):
     slow_since: int = -1
 
 
-class Pending(msgspec.Struct):
+class Pending(msgspec.Struct, gc=False):
     """An accepted message that its recipient has not acknowledged."""
 
     delivery: str
@@ -57,7 +57,7 @@ class Pending(msgspec.Struct):
     answers: str | None
 
 
-class Settled(msgspec.Struct):
+class Settled(msgspec.Struct, gc=False):
     """How a message ended, kept so that a retry is not delivered twice."""
 
     sender: str
@@ -69,7 +69,7 @@ class Settled(msgspec.Struct):
     forget_at: int
 
 
-class Ask(msgspec.Struct):
+class Ask(msgspec.Struct, gc=False):
     """An ask edge and the monotonic time at which it expires."""
 
     edge: AskEdge

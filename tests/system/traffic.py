@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import time
 from collections.abc import Callable
 
-from tests.system.wire import HANG, Frame, Peer, received, send
+from tests.system.wire import HANG, Peer, received, send
 
 
 class Pair:
@@ -37,13 +36,8 @@ class Pair:
     def step(self) -> None:
         message_id = f"{self.sender.id}-{len(self.sent)}"
         self.sent.append(message_id)
-        self._try(self.sender, send(self.receiver.id, message_id))
-
-    @staticmethod
-    def _try(peer: Peer, frame: Frame) -> None:
         # A connection that was closed meanwhile is noticed by reading.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            peer.send(frame)
+        self.sender.try_send(send(self.receiver.id, message_id))
 
     def read_receiver(self) -> None:
         for frame in self.receiver.arrived():
@@ -51,7 +45,7 @@ class Pair:
             message_id = frame["message"]["id"]
             assert message_id not in self.got[-1000:], f"brought twice: {message_id}"
             self.got.append(message_id)
-            self._try(self.receiver, received(frame["deliveryId"]))
+            self.receiver.try_send(received(frame["deliveryId"]))
 
     def read_sender(self) -> None:
         for frame in self.sender.arrived():

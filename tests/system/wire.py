@@ -8,6 +8,7 @@ the wire and shares no code with the broker.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -118,6 +119,11 @@ class Peer:
     def send(self, *frames: Frame) -> None:
         self.sock.sendall(b"".join(packed(frame) for frame in frames))
 
+    def try_send(self, *frames: Frame) -> None:
+        """The same to a connection that the broker may have closed already."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.send(*frames)
+
     def send_bytes(self, data: bytes) -> None:
         self.sock.sendall(data)
 
@@ -224,9 +230,9 @@ class Peer:
 
 
 class Door:
-    """Connects as a user of the testbed. One per test; it holds the other end of nothing."""
+    """Connects as a user of the testbed, or as root. What it handed out is closed with it."""
 
-    def __init__(self, bed: Any, user: str = "alice") -> None:
+    def __init__(self, bed: Any, user: str | None = "alice") -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             bed.popen(user, bed.python_command(_DOOR), stdin=theirs)

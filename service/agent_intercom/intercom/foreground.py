@@ -13,7 +13,7 @@ from agent_intercom.host.journal import Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
 from agent_intercom.intercom import contract, ownership, paths
-from agent_intercom.intercom.launch import make_broker, serve
+from agent_intercom.intercom.launch import make_broker, obey_signals, serve
 
 
 def run(notifier: Notifier, started: int) -> int:
@@ -45,6 +45,7 @@ async def _serve(notifier: Notifier, started: int, directory: str, local: str, r
         bound="itself",
         state_directory=paths.state_dir(os.environ, self_bound=True),
     )
+    obey_signals(broker)
     broker.begin()
     try:
         broker.open_store(exclusive=True)

@@ -87,11 +87,16 @@ def make_broker(
     )
 
 
-async def serve(broker: Broker, notifier: Notifier, started: int) -> None:
-    """Serve until the broker stops; SIGTERM and SIGINT stop it."""
+def obey_signals(broker: Broker) -> None:
+    """Let SIGTERM and SIGINT stop the broker. Before anybody is told that it is there, or they would kill it."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, broker.stop, number.name)
+
+
+async def serve(broker: Broker, notifier: Notifier, started: int) -> None:
+    """Serve until the broker stops."""
+    loop = asyncio.get_running_loop()
     notifier.attach(loop)
     notifier.start_watchdog(loop)
     loop.call_later(_STORE_DELAY, broker.open_store)
@@ -112,6 +117,7 @@ async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
     broker = make_broker(
         notifier, tape, journal, bound="systemd", state_directory=paths.state_dir(os.environ)
     )
+    obey_signals(broker)
     descriptors = _connections(stored)
     _discard(given, stored, notifier, journal)
     if recovered is not None:

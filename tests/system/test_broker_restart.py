@@ -149,6 +149,21 @@ def test_kills(bed: Any, door: Door) -> None:
     assert listening(bed)
 
 
+def test_kills_of_brokers_that_are_coming_up(bed: Any, door: Door) -> None:
+    """However far the one before had come: it continued somebody else's state, and so does the next."""
+    without_mounts(bed)
+    bed.enable("alice")
+    house = House(bed, door, 20)
+    pauses = " ".join(f"0.{tenths:02}" for tenths in (2, 30, 15, 25, 40, 35, 20, 28, 45, 33, 22, 38, 26, 42, 18, 31))
+    with house.traffic as traffic:
+        traffic.go_on()
+        house.during("sh", "-c", f"for s in {pauses}; do {' '.join(KILL)}; sleep $s; done; true")
+        assert traffic.ended() <= int(bed.show("alice", "intercom.service", "NRestarts"))
+        assert not any(peer.hung_up() for peer in house.idle)
+        house.finish(0)
+    assert listening(bed)
+
+
 def test_both_under_the_mount_hardening(bed: Any, door: Door) -> None:
     bed.enable("alice")
     house = House(bed, door)

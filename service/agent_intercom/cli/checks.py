@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from agent_intercom.cli.exits import CommandError, JsonObject
 from agent_intercom.cli.place import chosen_session_id
 from agent_intercom.cli.setup import RELOAD
-from agent_intercom.cli.status import degraded
+from agent_intercom.cli.status import PATIENCE, degraded
 from agent_intercom.cli.systemd import Manager, ManagerUnreachable, lingering
 from agent_intercom.intercom import contract, paths
-from agent_intercom.intercom.foreign import START_COMMAND, Probe, is_manager, probe
+from agent_intercom.intercom.foreign import PROBE_SECONDS, START_COMMAND, Probe, is_manager, probe
 
 State: TypeAlias = Literal["ok", "warn", "fail", "unknown"]
 
@@ -204,8 +205,10 @@ def _socket(name: str, unit: dict[str, Any] | None) -> Check:
 
 
 def _address(name: str, address: str, units: Units, *, needed: bool) -> Check:
-    found = probe(address)
-    details = {"state": found.state, "listenerPid": found.pid}
+    began = time.monotonic()
+    found = probe(address, PATIENCE)
+    took = int((time.monotonic() - began) * 1000)
+    details = {"listener": found.state, "listenerPid": found.pid, "answerMs": took}
     if found.state == "absent":
         state: State = "fail" if needed else "warn"
         return Check(name, state, "nobody listens", START_COMMAND + ", or `intercom broker`", details)
@@ -218,6 +221,13 @@ def _address(name: str, address: str, units: Units, *, needed: bool) -> Check:
 
 def _listener(name: str, found: Probe, units: Units, details: JsonObject) -> Check:
     ours = is_manager(found.pid) and units.manager_pid in {None, found.pid}
+    if found.state == "compatible" and ours and details["answerMs"] > PROBE_SECONDS * 1000:
+        text = (
+            f"the broker answers after {details['answerMs']} ms; existing clients wait one second, then start their own"
+        )
+        return Check(
+            name, "warn", text, "a first start may take long; otherwise look for what loads the machine", details
+        )
     if found.state == "compatible" and ours:
         return Check(name, "ok", "systemd listens and the broker answers", details=details)
     if ours:

@@ -16,6 +16,9 @@ from agent_intercom.intercom.foreign import Probe, is_manager, probe
 DEGRADED_MARK = "; degraded: "
 """How the broker's status line begins to tell what is wrong (`Broker.status_text`)."""
 
+PATIENCE = 5.0
+"""Seconds that a person waits for an answer: a first start on a cold, busy machine takes longer than a client waits."""
+
 FAILED_STATES = {"incompatible": "INCOMPATIBLE", "foreign": "PEER_FOREIGN"}
 
 
@@ -54,7 +57,7 @@ def look(addresses: list[str]) -> tuple[str, Probe]:
     found = Probe("absent")
     address = addresses[0]
     for address in addresses:
-        found = probe(address)
+        found = probe(address, PATIENCE)
         if found.listening:
             if found.uid is not None and found.uid != os.geteuid():
                 found = found._replace(state="foreign")

@@ -214,6 +214,7 @@ class Broker:
             self._arm(now)
         if not self._snapshot_soon and self._tape.log_size > max(SNAPSHOT_BYTES, self._tape.snapshot_size):
             self._snapshot_soon = True
+            self._reactor.yield_to_loop()
             self._loop.call_soon(self._snapshot)
 
     # Effects.
@@ -223,10 +224,12 @@ class Broker:
         changes = [effect for effect in effects if type(effect) in _CHANGES]
         if not changes:
             return effects
+        before = self._keeper.problems
         failed = self._keeper.commit(changes, self._engine.router.edges)
+        if self._keeper.problems != before:
+            self._status_soon()
         if not failed:
             return effects
-        self._status_soon()
         self._tape.record(inputs.NOT_STORED, 0, now, inputs.not_stored_record(failed))
         remaining = self._engine.not_stored(failed, effects)
         return remaining + self._engine.take()
@@ -280,6 +283,7 @@ class Broker:
         self._notifier.store(connection_name(connection.number), connection.sock.fileno())
         self._reactor.cork(connection)
         self._corked.append(connection)
+        self._reactor.yield_to_loop()
         if self._barrier is None:
             self._loop.call_soon(self._await_store)
 
@@ -382,6 +386,7 @@ class Broker:
         """Serve nobody from here on. `reason` is `idle` or the name of a signal."""
         if not self.stopped.is_set():
             self.reason = reason
+            self._reactor.yield_to_loop()
             self._notifier.stopping()
             self._journal.emit(Event.BROKER_STOPPING, reason=reason)
             self.stopped.set()

@@ -28,6 +28,8 @@ __all__ = ["Connection", "Handler", "NullTape", "Reactor", "ReactorLimits", "Tap
 
 _WRITE_EVENTS: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 _READ_EVENTS: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_BUSY_MS: Final = 5
+_BUSY_WAIT_S: Final = 0.001
 _EVENTS_PER_WAKE: Final = 64
 _DRAIN_READS: Final = 16
 
@@ -62,6 +64,7 @@ class Reactor:
         self.connections: Mapping[int, Connection] = self._pool.by_number
         self._now = clock()
         self._in_batch = False
+        self._yielding = False
         self._told = False
         self._dying: set[Connection] = set()
         self._reap_handle: asyncio.Handle | None = None
@@ -207,10 +210,25 @@ class Reactor:
         finally:
             self._in_batch = False
 
+    def yield_to_loop(self) -> None:
+        """Go back to asyncio after this batch: something was scheduled that should not wait for the sockets."""
+        self._yielding = True
+
     def _wake(self) -> None:
-        events = self._epoll.poll(0, _EVENTS_PER_WAKE)
-        if not events:
-            return
+        # A turn of asyncio's loop costs more than a small frame does. While sockets are busy they are waited for here,
+        # for no longer than a timer, a signal or a watchdog can wait.
+        poll = self._epoll.poll
+        events = poll(0, _EVENTS_PER_WAKE)
+        until = 0
+        self._yielding = False
+        while events:
+            self._serve(events)
+            until = until or self._now.mono + _BUSY_MS
+            if self._yielding or self._now.mono >= until or self._epoll.closed:
+                return
+            events = poll(_BUSY_WAIT_S, _EVENTS_PER_WAKE)
+
+    def _serve(self, events: list[tuple[int, int]]) -> None:
         self._now = self._clock()
         self._in_batch = True
         try:

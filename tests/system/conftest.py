@@ -58,6 +58,8 @@ USERS: dict[str, int] = testbed.USERS
 Command = str | Sequence[str]
 
 
+# Before xdist looks at the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:

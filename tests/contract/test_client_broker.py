@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import pytest
@@ -328,7 +328,7 @@ def test_an_ask_of_a_passing_session_is_taken_back_when_nobody_answers(shell: Sh
         assert process.stdout is not None
         found = json.loads(process.stdout.read())
     assert process.returncode == 4
-    assert (found["error"]["code"], found["state"], found["delivered"]) == ("TIMEOUT", "cancelled", True)
+    assert (found["error"]["code"], found["state"]) == ("TIMEOUT", "cancelled")
 
 
 def test_a_person_watches_is_asked_and_answers(shell: Shell) -> None:
@@ -371,6 +371,18 @@ def test_asks_go_from_the_seat_and_a_late_reply_arrives_there(shell: Shell) -> N
         agent.send({"type": "send", "to": watch.session_id, "message": reply})
         late = watch.until("message")["message"]
         assert (late["text"], late["replyTo"]) == ("late", got["message"]["id"])
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_interrupted_ask_is_taken_back(shell: Shell, watched: bool) -> None:
+    agent = shell.broker.join(fresh(), shell.scope, name="agent")
+    with shell.watch() if watched else nullcontext(), shell.popen("ask", "agent", "?") as process:
+        got = until(agent, "message")
+        agent.send({"type": "message_received", "deliveryId": got["deliveryId"]})
+        process.send_signal(signal.SIGINT)
+        assert until(agent, "ask_cancelled")["messageId"] == got["message"]["id"]
+        process.communicate(timeout=HANG)
+    assert process.returncode == 130
 
 
 def test_a_reply_without_a_watch_comes_from_the_seat(shell: Shell) -> None:

@@ -39,6 +39,18 @@ def test_status_and_doctor_of_a_healthy_machine(bed: Any) -> None:
         assert seen[name]["listener"] == "compatible", seen[name]
 
 
+def test_a_degraded_broker_is_told(bed: Any) -> None:
+    bed.as_user("alice", "mkdir -p .config/agent-intercom; echo max_sessions=0 > .config/agent-intercom/intercom.toml")
+    bed.as_user("alice", "systemctl --user enable --now intercom.socket intercom-gateway.socket")
+    code, found = intercom(bed, "alice", "status")
+    assert (code, found["broker"]["degraded"]) == (6, ["CONFIG_INVALID"])
+    code, found = intercom(bed, "alice", "doctor")
+    assert (code, checks(found)["degraded"]["state"], checks(found)["settings"]["state"]) == (6, "fail", "fail")
+    assert intercom(bed, "alice", "list")[0] == 0
+    code, found = intercom(bed, "alice", "config check")
+    assert (code, found["problems"][0]["key"]) == (2, "max_sessions")
+
+
 def test_doctor_where_nothing_is_started(bed: Any) -> None:
     code, found = intercom(bed, "alice", "doctor")
     assert code == 6

@@ -178,7 +178,7 @@ def answering(sock: socket.socket, answer: bytes) -> threading.Thread:
     def serve() -> None:
         connection, _ = sock.accept()
         with connection:
-            while connection.recv(65_536):
+            while not connection.recv(65_536).endswith(b"\n"):
                 pass
             connection.sendall(answer)
 

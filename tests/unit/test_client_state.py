@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from agent_intercom.intercom import client_frames
 from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.client_link import Link
+from agent_intercom.intercom.client_receiver import Receiver
 from agent_intercom.intercom.client_state import (
     MAX_IN_FLIGHT,
     MAX_IN_FLIGHT_BYTES,
@@ -212,3 +214,15 @@ def test_link_tells_the_end_of_a_connection_once_and_of_a_dropped_one_never() ->
         assert told == ["WRONG"]
 
     run(scenario)
+
+
+def test_acceptance_is_remembered_for_a_send_without_a_final_word() -> None:
+    async def scenario() -> None:
+        receiver = Receiver("me", auto_ack=True, event_capacity=1, on_registered=lambda: None)
+        receiver.connected = True
+        record = outgoing("m")
+        await receiver.outbox.admit(record)
+        assert receiver.on_frame(client_frames.DeliveryAccepted("m", "d")) is None
+        assert (record.accepted, record.future.done()) == (True, False)
+
+    asyncio.run(scenario())

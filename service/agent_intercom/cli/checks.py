@@ -19,7 +19,8 @@ from agent_intercom.intercom.foreign import PROBE_SECONDS, START_COMMAND, Probe,
 
 State: TypeAlias = Literal["ok", "warn", "fail", "unknown"]
 
-UNITS: Final = (("intercom.socket", "Socket"), ("intercom-gateway.socket", "Socket"), ("intercom.service", "Service"))
+SOCKETS: Final = ("intercom.socket", "intercom-gateway.socket")
+SERVICE: Final = "intercom.service"
 
 _LIMITS_HIT: Final = {"start-limit-hit", "trigger-limit-hit", "service-start-limit-hit"}
 _MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
@@ -56,10 +57,12 @@ class Units(NamedTuple):
 
 
 def ask_manager() -> Units:
-    """Everything that is asked of the manager, in one go."""
+    """Everything that is asked of the manager, in one go, after a probe: a broker that does not run has no status."""
+    probe(paths.compat_socket(os.environ), PATIENCE)
     try:
         with Manager() as manager:
-            return Units(manager.pid(), {name: manager.unit(name, kind) for name, kind in UNITS})
+            units = {name: manager.unit(name, "Socket") for name in SOCKETS}
+            return Units(manager.pid(), {**units, SERVICE: manager.settled_service(SERVICE)})
     except ManagerUnreachable as error:
         return Units(problem=str(error))
 
@@ -98,7 +101,7 @@ def protocol() -> Iterator[Check]:
 
 def sockets(found: Units) -> Iterator[Check]:
     """The two socket units: enabled, active, failed and why."""
-    for name in ("intercom.socket", "intercom-gateway.socket"):
+    for name in SOCKETS:
         if found.problem:
             yield Check(name, "unknown", f"cannot be asked for: {found.problem}", "run this in a login session")
         else:
@@ -107,22 +110,22 @@ def sockets(found: Units) -> Iterator[Check]:
 
 def service(found: Units) -> Iterator[Check]:
     """The broker's service: failed, degraded, or well."""
-    unit = found.units.get("intercom.service")
+    unit = found.units.get(SERVICE)
     if unit is None:
         text = f"cannot be asked for: {found.problem}" if found.problem else "is not installed"
-        yield Check("intercom.service", "unknown" if found.problem else "fail", text, "" if found.problem else _INSTALL)
+        yield Check(SERVICE, "unknown" if found.problem else "fail", text, "" if found.problem else _INSTALL)
         return
     state, result = unit.get("ActiveState"), unit.get("Result")
     if state == "failed" or result in _LIMITS_HIT:
         hint = f"{_RESTARTS}, then: systemctl --user reset-failed intercom.service; {START_COMMAND}"
-        yield Check("intercom.service", "fail", f"failed ({result})", hint)
+        yield Check(SERVICE, "fail", f"failed ({result})", hint)
         return
     text = str(unit.get("StatusText") or "")
     for code in degraded(text):
         yield Check("degraded", "fail", f"the broker is degraded: {code}", _DEGRADED.get(code, _DEGRADED_OTHERWISE))
     restarts = unit.get("NRestarts") or 0
     words = f"{state}{f', {text}' if text else ''}{f', restarted {restarts} times' if restarts else ''}"
-    yield Check("intercom.service", "warn" if restarts else "ok", words, _RESTARTS if restarts else "")
+    yield Check(SERVICE, "warn" if restarts else "ok", words, _RESTARTS if restarts else "")
 
 
 def addresses(found: Units) -> Iterator[Check]:

@@ -47,7 +47,6 @@ def ask_seat(path: str, request: JsonObject, timeout: float = 0.0) -> tuple[int,
         sock.settimeout(timeout + GRACE)
         try:
             sock.sendall(json.dumps(request).encode() + b"\n")
-            sock.shutdown(socket.SHUT_WR)
             line = _read(sock)
         except TimeoutError as error:
             raise CommandError("TIMEOUT", "the watch that holds the seat did not answer in time") from error
@@ -57,6 +56,7 @@ def ask_seat(path: str, request: JsonObject, timeout: float = 0.0) -> tuple[int,
 
 
 def _read(sock: socket.socket) -> bytes:
+    """The answer. Until it is there this end stays open: closing it, as an interrupted command does, calls it off."""
     parts: list[bytes] = []
     size = 0
     while size <= MAX_LINE and (part := sock.recv(65_536)):

@@ -132,11 +132,12 @@ def _add_talking(add: Add) -> None:
     add("pending", _talk("pending"), "list the asks to this seat that wait for an answer", "intercom pending")
 
     replying = add("reply", _talk("reply"), "answer an ask to this seat", "intercom reply latest 'Yes, merge it.'")
+    replying.usage = "intercom reply [-h] [--json] [MESSAGE-ID|latest|oldest] TEXT"
     replying.add_argument(
         "words",
         nargs="+",
-        metavar="[MESSAGE-ID|latest|oldest] TEXT",
-        help="which ask (needed when several wait) and the answer; - reads standard input",
+        metavar="TEXT",
+        help="the answer, behind the ask that it is for where several wait; - reads standard input",
     )
 
     add("watch", _watch, "hold this user's seat and show what happens", "intercom watch --json")

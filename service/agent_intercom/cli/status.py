@@ -69,7 +69,7 @@ def status_text() -> str | None:
     """The service's own status line, or None where it has none."""
     try:
         with Manager() as manager:
-            service = manager.unit("intercom.service", "Service")
+            service = manager.settled_service("intercom.service")
     except ManagerUnreachable:
         return None
     text = (service or {}).get("StatusText")

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
 
 CALL_TIMEOUT: Final = 3.0
+SETTLING: Final = 1.0
+"""Seconds after which a broker has opened its database and told its status."""
 
 _NAME: Final = "org.freedesktop.systemd1"
 _PATH: Final = "/org/freedesktop/systemd1"
@@ -61,6 +64,17 @@ class Manager:
             body = self._call(_NAME, path, "GetAll", "s", interface, interface="org.freedesktop.DBus.Properties")
             found.update({key: value for key, (_, value) in body[0].items()})
         return found if found.get("LoadState") != "not-found" else None
+
+    def settled_service(self, name: str) -> dict[str, Any] | None:
+        """Properties of a service, which had a second since it began in which to say how it is."""
+        found = self.unit(name, "Service")
+        if found is None or found.get("ActiveState") != "active":
+            return found
+        age = time.monotonic() - int(found.get("ActiveEnterTimestampMonotonic") or 0) / 1_000_000
+        if age >= SETTLING:
+            return found
+        time.sleep(max(SETTLING - age, 0.0))
+        return self.unit(name, "Service")
 
     def _call(
         self, name: str, path: str, member: str, signature: str, *arguments: Any, interface: str | None = None

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from agent_intercom.cli import output
 from agent_intercom.cli.control import MAX_LINE, same_user
-from agent_intercom.cli.exits import BROKEN_PIPE, OK, CommandError, JsonObject, failure
+from agent_intercom.cli.exits import BROKEN_PIPE, OK, USAGE, CommandError, JsonObject, failure
 from agent_intercom.cli.operations import Outcome, message_json, perform, session_json
 from agent_intercom.cli.place import here
 from agent_intercom.cli.seat import Seat
@@ -201,12 +201,25 @@ class Control:
             return
         async with asyncio.timeout(REQUEST_TIMEOUT):
             line = await reader.readline()
-        request = json.loads(line)
-        code, result = (
-            await self._perform(request) if isinstance(request, dict) else (2, failure("USAGE", "no request"))
-        )
-        writer.write(json.dumps({"exit": code, "result": result}).encode() + b"\n")
-        await writer.drain()
+        outcome = await self._unless_called_off(json.loads(line), reader)
+        if outcome is not None:
+            writer.write(json.dumps({"exit": outcome[0], "result": outcome[1]}).encode() + b"\n")
+            await writer.drain()
+
+    async def _unless_called_off(self, request: object, reader: asyncio.StreamReader) -> Outcome | None:
+        """The outcome of `request`, or None where the asking command went away: then an ask is taken back."""
+        if not isinstance(request, dict):
+            return USAGE, failure("USAGE", "no request")
+        performing = asyncio.create_task(self._perform(request), name="seat-request")
+        leaving = asyncio.create_task(reader.read(1), name="seat-request-end")
+        try:
+            await asyncio.wait({performing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return performing.result() if performing.done() else None
+        finally:
+            for task in (performing, leaving):
+                task.cancel()
+                with suppress(asyncio.CancelledError, OSError):
+                    await task
 
     async def _perform(self, request: JsonObject) -> Outcome:
         client = self._session.client

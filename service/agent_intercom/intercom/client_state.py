@@ -194,7 +194,8 @@ class Pacer:
         now = self._clock()
         self._tokens = min(self._capacity, self._tokens + (now - self._at) * self._rate)
         self._at = now
-        cost = max(1.0, float(-(-size // self._unit)))
+        # Dearer than a full bucket can never pass: let the broker say so.
+        cost = min(max(1.0, float(-(-size // self._unit))), self._capacity)
         if cost <= self._tokens:
             self._tokens -= cost
             return 0.0

@@ -40,7 +40,7 @@ def test_status_and_doctor_of_a_healthy_machine(bed: Any) -> None:
 
 
 def test_a_degraded_broker_is_told(bed: Any) -> None:
-    bed.as_user("alice", "mkdir -p .config/agent-intercom; echo max_sessions=0 > .config/agent-intercom/intercom.toml")
+    bed.as_user("alice", "mkdir -p ~/.config/agent-intercom; echo max_sessions=0 >~/.config/agent-intercom/intercom.toml")
     bed.as_user("alice", "systemctl --user enable --now intercom.socket intercom-gateway.socket")
     code, found = intercom(bed, "alice", "status")
     assert (code, found["broker"]["degraded"]) == (6, ["CONFIG_INVALID"])

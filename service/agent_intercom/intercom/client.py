@@ -16,12 +16,25 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from agent_intercom.intercom import client_frames as frames
 from agent_intercom.intercom.client_errors import AskTimeout, ClientError, DeliveryFailed, SendTimeout
 from agent_intercom.intercom.client_health import Health, health
 from agent_intercom.intercom.client_link import Link
+from agent_intercom.intercom.client_policy import (
+    DEFAULT_TIMEOUTS,
+    FIRST_ATTEMPTS,
+    FROM_ENVIRONMENT,
+    PASSING,
+    RECONNECT_DELAYS,
+    STEADY,
+    FromEnvironment,
+    Timeouts,
+    capture_scope,
+    random_id,
+    registration_error,
+)
 from agent_intercom.intercom.client_receiver import Receiver
 from agent_intercom.intercom.client_state import Outgoing, fail
 from agent_intercom.intercom.client_types import (
@@ -35,15 +48,7 @@ from agent_intercom.intercom.client_types import (
     Reply,
     SessionInfo,
 )
-from agent_intercom.intercom.contract import (
-    DEFAULT_LIMITS,
-    PROTOCOL,
-    SCOPE_ENVIRONMENT,
-    VERSION,
-    DeliveryCode,
-    ErrorCode,
-    parse_scope,
-)
+from agent_intercom.intercom.contract import DEFAULT_LIMITS, DeliveryCode
 
 __all__ = [
     "FROM_ENVIRONMENT",
@@ -55,68 +60,6 @@ __all__ = [
     "health",
     "random_id",
 ]
-
-RECONNECT_DELAYS = (0.25, 0.5, 1.0, 2.0, 5.0)
-"""Seconds before each attempt; the last repeats (contract section 1.5)."""
-
-STEADY = 5.0
-"""A connection that lived this many seconds starts the delays over."""
-
-PASSING = frozenset(
-    {
-        "BROKER_UNREACHABLE",
-        "CONNECTION_LOST",
-        "PROTOCOL_VIOLATION",
-        "FRAME_TOO_LARGE",
-        "FRAME_EMPTY",
-        "TIMEOUT",
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.RATE_LIMITED,
-        ErrorCode.TOO_MANY_SESSIONS,
-    }
-)
-"""Codes that end a connection and not the client, once it was registered."""
-
-FIRST_ATTEMPTS = 3
-"""How often the first connection is tried when the broker closes it without a word."""
-
-
-class Timeouts(NamedTuple):
-    """Seconds (contract section 1.5)."""
-
-    connect: float = 10.0
-    send: float = 10.0
-    list: float = 5.0
-    ask_control: float = 2.0
-    close: float = 2.0
-
-
-DEFAULT_TIMEOUTS = Timeouts()
-
-
-class _FromEnvironment:
-    """Default of `scope`: AGENT_INTERCOM_SCOPE_ID, read once."""
-
-
-FROM_ENVIRONMENT = _FromEnvironment()
-
-
-def capture_scope(value: str | None | _FromEnvironment = FROM_ENVIRONMENT) -> str | None:
-    """The scope for a client's whole life; None is unscoped. Raises ClientError `SCOPE_INVALID` without the value."""
-    raw = os.environ.get(SCOPE_ENVIRONMENT) if isinstance(value, _FromEnvironment) else value
-    try:
-        return parse_scope(raw)
-    except ValueError:
-        raise ClientError("SCOPE_INVALID", "Registration metadata is invalid", SCOPE_ENVIRONMENT) from None
-
-
-def random_id() -> str:
-    """A random UUID, version 4."""
-    raw = bytearray(os.urandom(16))
-    raw[6] = raw[6] & 0x0F | 0x40
-    raw[8] = raw[8] & 0x3F | 0x80
-    text = raw.hex()
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 class IntercomClient:
@@ -141,7 +84,7 @@ class IntercomClient:
         session_id: str | None = None,
         name: str | None = None,
         status: str | None = None,
-        scope: str | None | _FromEnvironment = FROM_ENVIRONMENT,
+        scope: str | None | FromEnvironment = FROM_ENVIRONMENT,
         pid: int | None = None,
         started_at: int | None = None,
         runtime_instance_id: str | None = None,
@@ -385,7 +328,7 @@ class IntercomClient:
         self._state.connected = False
         registering = self._state.registering
         if registering is not None:
-            fail(registering, _registration_error(code))
+            fail(registering, registration_error(code))
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(code)
 
@@ -491,13 +434,6 @@ class IntercomClient:
         frames.check_claims({**self._claims, **given})
         self._claims.update(given)
         return given
-
-
-def _registration_error(code: str | None) -> ClientError:
-    if code in {"INCOMPATIBLE", "PROTOCOL_VIOLATION", "FRAME_TOO_LARGE", "FRAME_EMPTY"}:
-        return ClientError("INCOMPATIBLE", f"what listens does not speak {PROTOCOL} version {VERSION}")
-    text = "the broker closed the connection before it registered the session"
-    return ClientError(code or "CONNECTION_LOST", text)
 
 
 def _ask_control(kind: str, request_id: str, message_id: str) -> bytes:

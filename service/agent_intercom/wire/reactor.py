@@ -302,6 +302,7 @@ class Reactor:
 
     def _reap_soon(self) -> None:
         if self._reap_handle is None:
+            self._yielding = True
             self._reap_handle = self._loop.call_soon(self._reap_batch)
 
     def _reap_batch(self) -> None:

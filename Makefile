@@ -63,7 +63,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(SETUP) test
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m pytest tests/unit/test_linters.py $(ARGS)

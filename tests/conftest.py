@@ -22,6 +22,21 @@ settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_MACH
 settings.load_profile("ci" if IN_CI else "dev")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With xdist: the system tests on one worker, because they share a testbed; all others where there is room.
+
+    (`--dist loadgroup` is meant for this and has no effect with pytest 9.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "system" if nodeid.startswith("tests/system/") else nodeid
+
+    return Scheduling(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """In CI, turn a skip into a failure: what CI does not run, nobody runs."""

@@ -14,7 +14,7 @@ session and put back between tests:
         reader = bed.popen("alice", ["/usr/bin/intercom", "watch"])   # killed at the end of the test
 
 Commands are a list, or a string for `sh -c`. A failing command raises `AssertionError` with what it printed, unless
-`check=False`. Everything here runs on one xdist worker (`--dist loadgroup`).
+`check=False`. With xdist everything here runs on one worker (see tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -58,14 +58,11 @@ USERS: dict[str, int] = testbed.USERS
 Command = str | Sequence[str]
 
 
-# Before xdist looks at the groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.system)
-            item.add_marker(pytest.mark.xdist_group("system"))
 
 
 class Bed:

@@ -89,10 +89,11 @@ def test_a_new_connection_does_not_inherit_events_of_a_reused_descriptor() -> No
             stage.reactor.destroy(second if connection is first else first)
 
         stage.handler.on["received"] = replace
-        # Both are readable and a third waits to be accepted when the reactor wakes.
-        for client in list(stage.clients):
-            client.send(b"x")
+        # When the reactor wakes, one is readable, a third waits to be accepted, and the other is readable.
+        one, other = stage.clients
+        one.send(b"x")
         stage.dial()
+        other.send(b"x")
         await stage.handler.call("accepted", 3)
         survivor = next(connection for connection in (first, second) if not connection.closed)
         assert stage.handler.by_number[3].fd == gone[survivor]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import agent_intercom
 from agent_intercom.wire.connection import Connection
 from agent_intercom.wire.peer import PeerCredentials, peer_pidfd
 from tests.unit.wirestage import GUARD_S, Stage, play
@@ -229,6 +230,22 @@ def test_the_reactor_may_be_closed_inside_any_callback() -> None:
     play(test)
 
 
+def test_after_stop_listening_peers_wait_in_the_queue() -> None:
+    async def test(stage: Stage) -> None:
+        client, connection = await stage.connect()
+        stage.reactor.stop_listening()
+        late = stage.dial()
+        client.send(b"still served")
+        await stage.handler.call("received", 1, b"still served")
+        await stage.idle()
+        assert stage.handler.named("accepted") == [("accepted", 1)]
+        # The queue outlives this reactor, as it does with a listener that a manager keeps.
+        stage.listener.accept()[0].close()
+        assert await stage.read_to_end(late) == b""
+
+    play(test)
+
+
 def test_listeners_idle() -> None:
     async def test(stage: Stage) -> None:
         assert stage.reactor.listeners_idle()
@@ -251,7 +268,9 @@ class Starving(socket.socket):
         return super().accept()
 
 
-def test_without_descriptors_peers_wait_and_a_freed_one_serves_them() -> None:
+def test_without_descriptors_peers_wait_and_a_freed_one_serves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_intercom.wire.listeners._RETRY_S", 3_600)
+
     async def test(stage: Stage) -> None:
         first, connection = await stage.connect()
         listener = Starving(socket.AF_UNIX)
@@ -329,6 +348,7 @@ def test_with_the_limit_of_descriptors_reached_for_real() -> None:
     with tempfile.TemporaryDirectory(prefix="aic-", dir="/tmp") as directory:
         done = subprocess.run(
             [sys.executable, "-c", STARVE, str(Path(directory, "s"))],
+            env=os.environ | {"PYTHONPATH": str(Path(agent_intercom.__file__).parent.parent)},
             stdout=subprocess.PIPE,
             text=True,
             check=True,

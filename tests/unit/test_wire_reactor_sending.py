@@ -205,8 +205,49 @@ def test_the_deadline_counts_from_the_last_progress() -> None:
             clock.mono += 900
             await stage.read(client, MIB)
             await stage.idle()
+            stage.reactor._deadlines.fire()
         assert clock.mono > 1_000 + 1_000
         assert not stage.handler.named("lost")
+        clock.mono += 900
+        stage.reactor._deadlines.fire()
+        assert not stage.handler.named("lost")
+        # Being late costs one more attempt, which may fill what room is left in the socket; nobody reads after it.
+        for _ in range(2):
+            clock.mono += 1_000
+            stage.reactor._deadlines.fire()
+        assert stage.handler.named("lost") == [("lost", 1, "not-reading")]
+
+    play(test, limits=ReactorLimits(write_deadline_ms=1_000), clock=clock)
+
+
+def test_a_peer_that_caught_up_has_no_deadline() -> None:
+    clock = FakeClock()
+
+    async def test(stage: Stage) -> None:
+        client, connection = await stage.connect()
+        stage.push(connection, bytes(MIB))
+        await stage.read(client, MIB)
+        await stage.idle()
+        clock.mono += 60_000
+        stage.reactor._deadlines.fire()
+        assert not stage.handler.named("lost")
+
+    play(test, limits=ReactorLimits(write_deadline_ms=1_000), clock=clock)
+
+
+def test_a_deadline_set_outside_a_batch_counts_from_now() -> None:
+    clock = FakeClock()
+
+    async def test(stage: Stage) -> None:
+        _, connection = await stage.connect()
+        stage.push(connection, bytes(MIB))
+        clock.mono += 60_000
+        stage.reactor.end(connection)
+        stage.reactor._deadlines.fire()
+        assert not connection.closed
+        clock.mono += 1_000
+        stage.reactor._deadlines.fire()
+        assert connection.closed
 
     play(test, limits=ReactorLimits(write_deadline_ms=1_000), clock=clock)
 

@@ -125,7 +125,7 @@ class Sender:
         connection.charged = queued
         limits = self._limits
         if connection.ending:
-            if not queued and not connection.corked and not connection.lingering:
+            if not queued and not connection.lingering:
                 self._outcomes.all_sent(connection)
         elif queued > limits.hard_limit:
             self._outcomes.give_up(connection)

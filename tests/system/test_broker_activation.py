@@ -99,7 +99,7 @@ def test_nobody_is_lost_to_idle_exit(bed: Any) -> None:
         for _ in range(30):
             peers = []
             for number in range(12):
-                peer = door.connect(chance.choice(LOCAL))
+                peer = door.connect(chance.choice((*LOCAL, *REMOTE) if number % 2 else LOCAL))
                 peer.send(health("r") if number % 2 else register(f"s-{number}"))
                 peers.append(peer)
             for number, peer in enumerate(peers):

@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -235,7 +236,7 @@ class Door:
     def __init__(self, bed: Any, user: str | None = "alice") -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            bed.popen(user, bed.python_command(_DOOR), stdin=theirs)
+            self._process: subprocess.Popen[str] = bed.popen(user, bed.python_command(_DOOR), stdin=theirs)
         self._line.settimeout(HANG)
         self._open: list[Peer] = []
 
@@ -246,6 +247,11 @@ class Door:
         for peer in self._open:
             peer.close()
         self._line.close()
+
+    def fall_shut(self) -> None:
+        """End the process that connected; what it handed out stays open."""
+        self._line.shutdown(socket.SHUT_WR)
+        self._process.wait(HANG)
 
     def connect(self, path: str = LOCAL[0]) -> Peer:
         """A connection, closed with the door. Raises OSError as connect(2) does."""

@@ -62,9 +62,7 @@ def main(argv: Sequence[str] = ()) -> int:
     return foreground.run(notifier, started)
 
 
-def make_broker(
-    notifier: Notifier, tape: StateFile, journal: Journal, *, bound: str, state_directory: str
-) -> Broker:
+def make_broker(notifier: Notifier, tape: StateFile, journal: Journal, *, bound: str, state_directory: str) -> Broker:
     """A broker with this environment's settings. What is wrong with them is logged and shown in the status."""
     loaded = settings.load(os.environ)
     for problem in loaded.problems:
@@ -110,13 +108,11 @@ async def serve(broker: Broker, notifier: Notifier, started: int) -> None:
 async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
     journal = Journal()
     stored = dict(given.stored)
-    tape, recovered, doubtful = _adopt(stored, journal)
+    tape, recovered, doubtful = _adopt(stored, notifier, journal)
     if tape is None:
         tape = StateFile.create()
         notifier.store(MEMORY_NAME, tape.fileno(), poll=False)
-    broker = make_broker(
-        notifier, tape, journal, bound="systemd", state_directory=paths.state_dir(os.environ)
-    )
+    broker = make_broker(notifier, tape, journal, bound="systemd", state_directory=paths.state_dir(os.environ))
     obey_signals(broker)
     descriptors = _connections(stored)
     _discard(given, stored, notifier, journal)
@@ -136,7 +132,7 @@ async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
 
 
 def _adopt(
-    stored: dict[str, int], journal: Journal
+    stored: dict[str, int], notifier: Notifier, journal: Journal
 ) -> tuple[StateFile | None, recovery.Recovered | None, set[int]]:
     """The predecessor's memory file and what it says, or nothing where there is none that can be used."""
     fd = stored.pop(MEMORY_NAME, None)
@@ -145,6 +141,8 @@ def _adopt(
     try:
         tape = StateFile.adopt(fd)
     except HostError as error:
+        # Or the next broker would be handed both files under one name, and could take up either.
+        notifier.remove(MEMORY_NAME)
         os.close(fd)
         journal.emit(Event.MEMORY_FILE_REFUSED, code=error.code)
         return None, None, set()

@@ -397,16 +397,18 @@ class Broker:
         With `hand_over` the connections stay up for the next broker: the memory file is complete and the manager has
         all descriptors. Without, the peers see an orderly end of what was written to them.
         """
-        for timer in (self._timer, self._status):
-            if timer is not None:
-                timer.cancel()
         self._reactor.stop_listening()
         if hand_over:
-            self._snapshot()
             for number, connection in self._reactor.connections.items():
+                self._reactor.pause(connection)
                 if number not in self._kept:
                     self._notifier.store(connection_name(number), connection.sock.fileno())
             await self._notifier.barrier(self._loop)
+            # Last, so that no input follows it: the next broker may be of another version, with other rules.
+            self._snapshot()
+        for timer in (self._timer, self._status):
+            if timer is not None:
+                timer.cancel()
         self._reactor.close(detach=hand_over)
         self._keeper.close()
         self._notifier.close()

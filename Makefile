@@ -25,7 +25,7 @@ SETUP := packaging/setup-machine
 INSTALL = $(PYTHON) packaging/install
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test bench lint install uninstall install-user uninstall-user clean
+.PHONY: help venv systemd demo test bench lint install uninstall install-user uninstall-user clean
 
 # --- help ------------------------------------------------------------------------------------------------------------
 
@@ -45,30 +45,32 @@ help:
 
 # --- the development environment ---------------------------------------------------------------------------------------
 
-venv: $(STAMP)
+venv: $(STAMP) systemd
 
 $(STAMP): pyproject.toml $(SETUP)
 	@$(SETUP) venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[systemd]' \
-	  || { $(SETUP) explain-systemd; exit 1; }
 	@touch $@
+
+# Compiled, and so tried again each time until it is there; without it most things still work.
+systemd: $(STAMP)
+	@$(SETUP) systemd $(BIN)/python
 
 # --- show it, test it ----------------------------------------------------------------------------------------------------
 
-demo: $(STAMP)
+demo: venv
 	@$(SETUP) demo
 	@$(BIN)/python packaging/demo
 
-test: $(STAMP)
+test: venv
 	@$(SETUP) test
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m pytest tests/unit/test_linters.py $(ARGS)
 
-bench: $(STAMP)
+bench: venv
 	@$(SETUP) test
 	$(BIN)/python -m tests.bench $(ARGS)
 

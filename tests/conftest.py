@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "system" if nodeid.startswith("tests/system/") else nodeid
 
     return Scheduling(config, log)
+
+
+NEED_SYSTEMD_MODULE = {"test_host_activation.py", "test_host_notify.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where the module systemd could not be built, only what is about it is left out."""
+    if importlib.util.find_spec("systemd") is None:
+        missing = pytest.mark.skip(reason="the Python module systemd is missing")
+        for item in items:
+            if item.path.name in NEED_SYSTEMD_MODULE:
+                item.add_marker(missing)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -45,7 +45,7 @@ SNAPSHOT_BYTES: Final = 4 * 1024 * 1024
 """A snapshot is due when the log is longer than this and than the snapshot before it."""
 
 _STATUS_DELAY: Final = 0.2
-_CHANGES: Final = frozenset({PutEdge, DropEdge})
+_CHANGES: Final[frozenset[type]] = frozenset({PutEdge, DropEdge})
 _PROBE: Final = b'{"type":"health"'
 
 
@@ -221,10 +221,10 @@ class Broker:
 
     def _committed(self, effects: list[Effect], now: Now) -> list[Effect]:
         """Store the edges that `effects` speak of; what may be done after that."""
-        changes = [effect for effect in effects if type(effect) in _CHANGES]
-        if not changes:
+        # Nearly no batch has any; looking at types is a quarter of the price of isinstance.
+        if _CHANGES.isdisjoint(map(type, effects)):
             return effects
-        before = self._keeper.problems
+        changes = [effect for effect in effects if isinstance(effect, PutEdge | DropEdge)]
         failed = self._keeper.commit(changes, self._engine.router.edges)
         if self._keeper.problems != before:
             self._status_soon()

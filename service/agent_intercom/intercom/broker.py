@@ -225,6 +225,7 @@ class Broker:
         if _CHANGES.isdisjoint(map(type, effects)):
             return effects
         changes = [effect for effect in effects if isinstance(effect, PutEdge | DropEdge)]
+        before = self._keeper.problems
         failed = self._keeper.commit(changes, self._engine.router.edges)
         if self._keeper.problems != before:
             self._status_soon()

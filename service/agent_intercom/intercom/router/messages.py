@@ -76,7 +76,7 @@ def _finite(value: int | float) -> bool:
 
 def _within(text: str, longest: int) -> bool:
     """Whether `text` has 1 to `longest` UTF-16 units; a character has at most two."""
-    return 0 < len(text) and (len(text) * 2 <= longest or utf16_length(text) <= longest)
+    return len(text) > 0 and (len(text) * 2 <= longest or utf16_length(text) <= longest)
 
 
 def _fits(text: str, limit: int) -> bool:

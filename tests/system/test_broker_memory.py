@@ -15,6 +15,7 @@ import pytest
 from tests.system.wire import (
     Door,
     Peer,
+    changed_module,
     configure,
     events,
     fresh,
@@ -199,3 +200,30 @@ def test_a_paused_sender_and_its_reader_outlive_their_brokers(bed: Any, door: Do
         assert answer is not None
         answers[answer["type"]].append((answer["messageId"], answer["deliveryId"]))
     assert answers == {"delivery_accepted": list(deliveries.items()), "delivered": list(deliveries.items())}
+
+
+POISON = "    reply_to = message.replyTo\n    content = message.content\n"
+
+
+def test_a_fault_of_ours_costs_one_connection(bed: Any, door: Door) -> None:
+    """The rules raise what nobody expected: one peer goes, no word of its is told, and the next broker goes on too."""
+    name = "agent_intercom/intercom/router/messages.py"
+    bed.enable("alice")
+    raises = "    if content.text.startswith('poison'):\n        raise KeyError(content.text)\n"
+    with changed_module(bed, name, POISON, POISON + raises):
+        one, two, three = door.join("one"), door.join("two"), door.join("three")
+        two.send(send("three", "pending"))
+        delivery = two.accepted("pending")
+        one.send(send("two", "m-1", "poison-canary"))
+        one.expect_end()
+        assert [session["id"] for session in two.list()] == ["two", "three"]
+        bed.as_user("alice", KILL)
+        assert three.message()[0] == delivery
+        three.send(received(delivery))
+        two.expect({"type": "delivered", "messageId": "pending", "deliveryId": delivery})
+        one = door.join("one")
+        one.deliver(two, "m-2")
+    messages = [entry["MESSAGE"] for entry in bed.journal("alice")]
+    assert not any("canary" in message or "Traceback" in message for message in messages)
+    assert len([message for message in messages if "internal error: KeyError in messages.py:" in message]) == 2
+    assert bed.show("alice", "intercom.service", "NRestarts") == "1"

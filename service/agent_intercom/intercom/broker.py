@@ -19,7 +19,7 @@ from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
 from agent_intercom.intercom import engine as inputs
-from agent_intercom.intercom import recovery
+from agent_intercom.intercom import faults, recovery
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import Engine
 from agent_intercom.intercom.keeper import Keeper
@@ -177,7 +177,13 @@ class Broker:
     def received(self, connection: Connection, data: memoryview, now: Now) -> None:
         if not self._keeper.opened and bytes(data[4 : 4 + len(_PROBE)]) != _PROBE:
             self._open_store(now)
-        self._engine.received(connection.number, data, now)
+        try:
+            self._engine.received(connection.number, data, now)
+        except Exception as error:
+            # A fault of ours must not take the other sessions along; whoever met it connects again.
+            faults.tell(error)
+            self._reactor.destroy(connection)
+            self.lost(connection, "internal", now)
 
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
         if reason == "not-reading":

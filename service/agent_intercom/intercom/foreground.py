@@ -12,7 +12,7 @@ from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
-from agent_intercom.intercom import contract, ownership, paths
+from agent_intercom.intercom import contract, faults, ownership, paths
 from agent_intercom.intercom.launch import make_broker, obey_signals, serve
 
 
@@ -38,6 +38,7 @@ def run(notifier: Notifier, started: int) -> int:
 async def _serve(notifier: Notifier, started: int, directory: str, local: str, remote: str) -> int:
     from agent_intercom.intercom.store import StoreLocked
 
+    faults.watch(asyncio.get_running_loop())
     broker = make_broker(
         notifier,
         StateFile.create(),

@@ -22,7 +22,7 @@ from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
-from agent_intercom.intercom import contract, paths, recovery, settings
+from agent_intercom.intercom import contract, faults, paths, recovery, settings
 from agent_intercom.intercom.broker import MEMORY_NAME, Broker
 from agent_intercom.intercom.keeper import Keeper
 from agent_intercom.wire import codec
@@ -106,6 +106,7 @@ async def serve(broker: Broker, notifier: Notifier, started: int) -> None:
 
 
 async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
+    faults.watch(asyncio.get_running_loop())
     journal = Journal()
     stored = dict(given.stored)
     tape, recovered, doubtful = _adopt(stored, notifier, journal)
@@ -117,6 +118,8 @@ async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
     descriptors = _connections(stored)
     _discard(given, stored, notifier, journal)
     if recovered is not None:
+        for failure in recovered.failures:
+            faults.tell(failure)
         broker.restore(recovered, descriptors, doubtful)
     else:
         for number, fd in descriptors.items():

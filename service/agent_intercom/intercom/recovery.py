@@ -47,7 +47,8 @@ class Input(NamedTuple):
 class Recovered(NamedTuple):
     """An engine that is where its predecessor was. `lines` are the connections that the rules still know of.
 
-    `diverged` are those whose peers have more bytes than the replay produced; they cannot be continued.
+    `diverged` are those whose peers have more bytes than the replay produced; they cannot be continued. `failures` are
+    exceptions that nobody expected: faults of the rules, which every replay meets again.
     """
 
     engine: Engine
@@ -55,6 +56,7 @@ class Recovered(NamedTuple):
     diverged: list[int]
     next_number: int
     records: int
+    failures: list[Exception]
 
 
 def pack(version: str, engine: Engine, lines: Iterable[Line], next_number: int) -> bytes:
@@ -76,9 +78,16 @@ def recover(
         raise ValueError("inputs of another version cannot be replayed")
     engine = Engine.restored(legacy.engine)
     next_number = legacy.next_number
+    failures: list[Exception] = []
     # The first frame opens the database, and is in the log before that: what it brought comes first.
     for entry in sorted(inputs, key=lambda entry: entry.kind != LOADED):
-        engine.replay(entry.kind, entry.number, entry.now, entry.data)
+        try:
+            engine.replay(entry.kind, entry.number, entry.now, entry.data)
+        except ValueError:
+            raise
+        except Exception as error:
+            # The broker that first met this input failed on it in the same way, and went on.
+            failures.append(error)
         next_number = max(next_number, entry.number + 1)
     queued = _queued_since(engine)
     before = {line.number: line for line in legacy.lines}
@@ -93,7 +102,7 @@ def recover(
             lines[number] = Line(number, link.origin, line.sent + taken, waiting[taken:])
         else:
             diverged.append(number)
-    return Recovered(engine, lines, diverged, next_number, len(inputs))
+    return Recovered(engine, lines, diverged, next_number, len(inputs), failures)
 
 
 def _queued_since(engine: Engine) -> dict[int, list[bytes]]:

@@ -85,6 +85,7 @@ def document(rounds: report.Rounds, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "figures": report.figures(rounds),
         "targets": [verdict._asdict() for verdict in report.judge(report.TARGETS, rounds)],
+        "room": [verdict._asdict() for verdict in report.judge(report.ROOM, rounds)],
         "calibration": [verdict._asdict() for verdict in report.judge(report.CALIBRATION, rounds)],
         "rounds": rounds,
     }

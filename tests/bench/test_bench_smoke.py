@@ -44,7 +44,7 @@ def test_every_target_has_a_positive_ratio(rounds: report.Rounds) -> None:
 
 def test_table_names_every_target(rounds: report.Rounds) -> None:
     table = report.table(rounds)
-    titles = [verdict.title for verdict in report.judge((*report.TARGETS, *report.CALIBRATION), rounds)]
+    titles = [verdict.title for verdict in report.judge((*report.TARGETS, *report.ROOM, *report.CALIBRATION), rounds)]
     assert titles
     assert all(title in table for title in titles)
 

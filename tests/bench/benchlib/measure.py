@@ -28,7 +28,8 @@ from benchlib.servers import (
 PROBE = b'{"type":"health","requestId":"probe"}'
 ANSWER_TIMEOUT = 20.0
 LOOK_EVERY = 0.5
-SETTLE = 0.5
+SETTLE = 1.2
+"""Seconds from the answer to looking at memory: whatever a start puts off must have been done, or it is not counted."""
 
 
 class Plan(NamedTuple):
@@ -171,7 +172,7 @@ def activated_start(programs: Programs, home: Path, command: list[str]) -> dict[
         listener.spawn(programs, command, environment(home)) as server,
     ):
         result = {"health_ok": await_answer(connection, since, server)}
-        time.sleep(SETTLE)  # not for an event: memory is looked at when the work that the start left has been done
+        time.sleep(SETTLE)
         result |= pss(server.pid)
         if listener.notify.ready is not None:
             result["ready"] = (listener.notify.ready - since) * 1e3

@@ -201,14 +201,19 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def booted(staged: Path) -> Iterator[Bed]:
-    """A testbed with the installation in it. Tests use `bed`, which is this one put back."""
+def able() -> None:
+    """Skip where no testbed can be booted, before anything is built for it."""
     if os.geteuid() != 0:
         pytest.skip("the testbed needs root")
     probe = ["unshare", "-m", "-p", "-f", "-C", "true"]
     namespaces = subprocess.run(probe, capture_output=True, text=True, check=False)
     if namespaces.returncode != 0:
         pytest.skip(f"the testbed needs namespaces: {namespaces.stderr.strip()}")
+
+
+@pytest.fixture(scope="session")
+def booted(able: None, staged: Path) -> Iterator[Bed]:
+    """A testbed with the installation in it. Tests use `bed`, which is this one put back."""
     name = f"pytest{os.getpid()}"
     up = subprocess.run([TESTBED, "up", name, "--owner", str(os.getpid())], capture_output=True, text=True, check=False)
     assert up.returncode == 0, up.stderr

@@ -204,6 +204,11 @@ class StateFile:
         return self._limit - self._end
 
     @property
+    def log_end(self) -> int:
+        """Offset in the file at which the log ends."""
+        return self._end
+
+    @property
     def snapshot_size(self) -> int:
         """Bytes of the current snapshot; 0 without one."""
         return max(self._words[_SNAPSHOT + self._active] - 1, 0)

@@ -41,8 +41,11 @@ from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
 
 MEMORY_NAME: Final = "memory"
-SNAPSHOT_BYTES: Final = 4 * 1024 * 1024
-"""A snapshot is due when the log is longer than this and than the snapshot before it."""
+SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
+"""A snapshot is due when the log is longer than this and than the snapshot before it.
+
+More would make a replay after SIGKILL longer than a client waits for its probe; less would stall a busy broker oftener.
+"""
 
 _STATUS_DELAY: Final = 0.2
 _CHANGES: Final[frozenset[type]] = frozenset({PutEdge, DropEdge})
@@ -95,6 +98,7 @@ class Broker:
         self._timer_at = NEVER
         self._status: asyncio.TimerHandle | None = None
         self._snapshot_soon = False
+        self._snapshot_at = 0
         self._short = False
         self._restored = 0
 
@@ -151,6 +155,7 @@ class Broker:
 
     def _first_snapshot(self, _now: Now) -> None:
         self._tape.snapshot(recovery.pack(__version__, self._engine, (), self._reactor.next_number))
+        self._snapshot_at = self._tape.log_end + max(SNAPSHOT_BYTES, self._tape.snapshot_size)
 
     def listen(self, sock: socket.socket, origin: str) -> None:
         """Accept from a listener. `origin` decides trust."""
@@ -218,7 +223,7 @@ class Broker:
             self._carry_out(self._committed(effects, now), now)
         if engine.wake_at < self._timer_at:
             self._arm(now)
-        if not self._snapshot_soon and self._tape.log_size > max(SNAPSHOT_BYTES, self._tape.snapshot_size):
+        if self._tape.log_end > self._snapshot_at and not self._snapshot_soon:
             self._snapshot_soon = True
             self._reactor.yield_to_loop()
             self._loop.call_soon(self._snapshot)
@@ -367,6 +372,7 @@ class Broker:
         payload = recovery.pack(__version__, self._engine, lines, self._reactor.next_number)
         try:
             self._tape.snapshot(payload)
+            self._snapshot_at = self._tape.log_end + max(SNAPSHOT_BYTES, self._tape.snapshot_size)
         except HostError as error:
             self._journal.emit(Event.MEMORY_FILE_REFUSED, code=error.code)
 

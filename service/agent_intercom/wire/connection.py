@@ -59,6 +59,7 @@ class Connection:
         "pidfd",
         "queued",
         "reading",
+        "send",
         "sent",
         "sock",
     )
@@ -73,6 +74,7 @@ class Connection:
         self.queued = 0
         self.sent = 0
         self.corked = False
+        self.send = sock.send
         self.fd = sock.fileno()
         self.mask = 0
         self.reading = True

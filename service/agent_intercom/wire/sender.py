@@ -56,7 +56,15 @@ class Sender:
             if connection.fd < 0:
                 continue
             if connection.queued and not connection.blocked:
-                if not connection.corked:
+                if len(connection.chunks) == 1 and not (
+                    connection.offset
+                    or connection.corked
+                    or connection.broken
+                    or connection.mask & _OUT
+                    or connection.deadline
+                ):
+                    self._send_one(connection, now)
+                elif not connection.corked:
                     self.transmit(connection, now)
                 elif connection.mask & _OUT:
                     self._pool.arm(connection)
@@ -65,6 +73,36 @@ class Sender:
         dirty.clear()
         while self._total > self._limits.total_queue_limit:
             self._outcomes.give_up(max(self._pool.by_number.values(), key=lambda item: item.charged))
+
+    def _send_one(self, connection: Connection, now: Now) -> None:
+        """`transmit` for the usual case: one frame waits, and the peer has taken all before it."""
+        tape = self._tape
+        number = connection.number
+        size = connection.queued
+        tape.begin_send(number)
+        try:
+            taken = connection.send(connection.chunks[0])
+        except BlockingIOError:
+            taken = 0
+        except OSError:
+            self._break(connection)
+            return
+        if taken == size:
+            connection.sent += size
+            connection.queued = 0
+            connection.chunks.clear()
+            tape.end_send(number, connection.sent)
+            return
+        if taken:
+            connection.advance(taken)
+        tape.end_send(number, connection.sent)
+        self._block(connection, taken, now)
+
+    def _break(self, connection: Connection) -> None:
+        self._tape.end_send(connection.number, connection.sent)
+        connection.broken = True
+        connection.discard_queue()
+        self._outcomes.broken(connection)
 
     def transmit(self, connection: Connection, now: Now) -> None:
         """Send until nothing is queued or the kernel takes no more; then epoll tells when to go on."""
@@ -86,10 +124,7 @@ class Sender:
             except BlockingIOError:
                 taken = 0
             except OSError:
-                tape.end_send(number, connection.sent)
-                connection.broken = True
-                connection.discard_queue()
-                self._outcomes.broken(connection)
+                self._break(connection)
                 break
             if taken:
                 connection.advance(taken)

@@ -112,7 +112,7 @@ class Book:
             links=list(self.links.values()),
             sessions=list(self.sessions.values()),
             pending=list(self.pending.values()),
-            settled=[entry for entry in self.settled_order if self._is_current(entry)],
+            settled=list(self.settled.values()),
             asks=[ask for asks in self.asks.values() for ask in asks.values()],
         )
 
@@ -137,6 +137,3 @@ class Book:
             book.asks.setdefault(ask.edge.sender, {})[ask.edge.message_id] = ask
         book.wake_at = 0
         return book
-
-    def _is_current(self, entry: Settled) -> bool:
-        return self.settled.get((entry.sender, entry.message_id)) is entry

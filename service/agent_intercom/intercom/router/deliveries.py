@@ -83,8 +83,9 @@ class Deliveries:
         if refusal is None and target.slow_since >= 0 and now.mono - target.slow_since >= book.limits.stall_ms:
             refusal = DeliveryCode.TOO_MANY_PENDING_DELIVERIES, Text.RECIPIENT_NOT_READING
         delivery = f"{book.generation}-{book.deliveries + 1}"
-        payload = encode.message(delivery, sender.shown, message.body)
-        if refusal is None and len(payload) > MAX_FRAME:
+        encoded = delivery.encode()
+        frame = encode.message_frame(encoded, sender.shown, message.body)
+        if refusal is None and len(frame) > MAX_FRAME + 4:
             refusal = DeliveryCode.INVALID_MESSAGE, Text.MESSAGE_TOO_LARGE
         if refusal is not None:
             self.refuse(link.number, message_id, *refusal)
@@ -94,9 +95,10 @@ class Deliveries:
             self._asks.open(sender.id, target.id, message_id, delivery, now)
         self._remember(link, sender, target, message, delivery, now)
         tag = delivery if message.expects_reply else ""
-        accepted = encode.delivery_accepted(encode.quote(message_id), delivery)
-        book.effects.append(Write(link.number, encode.prefixed(accepted), tag))
-        book.effects.append(Write(target.number, encode.prefixed(payload), tag))
+        accepted = encode.outcome_frame(b"delivery_accepted", encode.quote(message_id), encoded)
+        effects = book.effects
+        effects.append(Write(link.number, accepted, tag))
+        effects.append(Write(target.number, frame, tag))
         if target.slow_since >= 0 and target.number != link.number:
             link.held_for = target.number
             link.held_until = target.slow_since + book.limits.stall_ms
@@ -107,22 +109,21 @@ class Deliveries:
         self, link: Link, sender: Session, target: Session, message: Outgoing, delivery: str, now: Now
     ) -> None:
         book = self._book
-        pending = Pending(
-            delivery=delivery,
-            sender=sender.id,
-            sender_number=link.number,
-            message_id=message.message_id,
-            target=target.id,
-            target_number=target.number,
-            fingerprint=message.fingerprint,
-            due=now.mono + book.limits.ack_ms,
-            is_ask=message.expects_reply,
-            answers=message.reply_to,
+        due = now.mono + book.limits.ack_ms
+        book.pending[delivery] = book.pending_by_message[sender.id, message.message_id] = Pending(
+            delivery,
+            sender.id,
+            link.number,
+            message.message_id,
+            target.id,
+            target.number,
+            message.fingerprint,
+            due,
+            message.expects_reply,
+            message.reply_to,
         )
-        book.pending[delivery] = pending
-        book.pending_by_message[pending.sender, pending.message_id] = pending
         sender.pending += 1
-        book.wake_at = min(book.wake_at, pending.due)
+        book.wake_at = min(book.wake_at, due)
 
     def acknowledge(self, number: int, delivery: str, now: Now) -> None:
         """`message_received`; ignored unless it comes from the connection that the message was written to."""
@@ -133,7 +134,9 @@ class Deliveries:
         self._settle(pending, True, now)
         if pending.answers is not None:
             self._asks.answer(pending.target, pending.answers)
-        book.write(pending.sender_number, encode.delivered(encode.quote(pending.message_id), delivery))
+        if pending.sender_number in book.links:
+            frame = encode.outcome_frame(b"delivered", encode.quote(pending.message_id), delivery.encode())
+            book.effects.append(Write(pending.sender_number, frame))
 
     def reject(self, number: int, delivery: str, reason: str, now: Now) -> None:
         """`message_rejected`: the recipient knows the id with another payload."""
@@ -176,13 +179,13 @@ class Deliveries:
         if sender is not None and sender.number == pending.sender_number:
             sender.pending -= 1
         entry = Settled(
-            sender=pending.sender,
-            message_id=pending.message_id,
-            delivery=pending.delivery,
-            target=pending.target,
-            fingerprint=pending.fingerprint,
-            delivered=delivered,
-            forget_at=now.mono + book.limits.recent_ms,
+            pending.sender,
+            pending.message_id,
+            pending.delivery,
+            pending.target,
+            pending.fingerprint,
+            delivered,
+            now.mono + book.limits.recent_ms,
         )
         book.settled[key] = entry
         book.settled_order.append(entry)

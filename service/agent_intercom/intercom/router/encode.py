@@ -20,6 +20,9 @@ _REMOTE_ACCESS: Final = encode(
 )
 _IDENTITY: Final = b'"protocol":%b,"version":%d' % (encode(contract.PROTOCOL), contract.VERSION)
 
+_MESSAGE_REST: Final = len(b'{"type":"message","deliveryId":"","from":,"message":}')
+_OUTCOME_REST: Final = len(b'{"type":"","messageId":,"deliveryId":""}')
+
 quote = encode
 """A string as JSON."""
 
@@ -27,6 +30,22 @@ quote = encode
 def prefixed(payload: bytes) -> bytes:
     """A frame around `payload`, whose size the caller has checked."""
     return _length(len(payload)) + payload
+
+
+def message_frame(delivery: bytes, shown: bytes, body: bytes) -> bytes:
+    """The frame of `message`, whose size the caller checks."""
+    size = len(delivery) + len(shown) + len(body) + _MESSAGE_REST
+    return b"".join(
+        (_length(size), b'{"type":"message","deliveryId":"', delivery, b'","from":', shown, b',"message":', body, b"}")
+    )
+
+
+def outcome_frame(kind: bytes, message_id: bytes, delivery: bytes) -> bytes:
+    """The frame of `delivery_accepted` or `delivered`."""
+    size = len(kind) + len(message_id) + len(delivery) + _OUTCOME_REST
+    return b"".join(
+        (_length(size), b'{"type":"', kind, b'","messageId":', message_id, b',"deliveryId":"', delivery, b'"}')
+    )
 
 
 def health_ok(request_id: str, endpoint: str) -> bytes:
@@ -56,10 +75,6 @@ def presence_update(shown: bytes) -> bytes:
 
 def session_left(session_id: str) -> bytes:
     return b'{"type":"session_left","sessionId":%b}' % encode(session_id)
-
-
-def message(delivery: str, shown: bytes, body: bytes) -> bytes:
-    return b'{"type":"message","deliveryId":"' + delivery.encode() + b'","from":' + shown + b',"message":' + body + b"}"
 
 
 def delivery_accepted(message_id: bytes, delivery: str) -> bytes:

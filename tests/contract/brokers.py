@@ -19,8 +19,8 @@ from tests.contract.peer import HANG, Peer
 Setting: TypeAlias = int | str
 
 PATIENT: Mapping[str, Setting] = {
-    "registration_timeout_ms": 600_000,
-    "idle_exit_ms": 600_000,
+    "registration_timeout_ms": 60_000,
+    "idle_exit_ms": 3_600_000,
     "ack_timeout_ms": 600_000,
 }
 """No timer fires during a test, however slow the machine."""
@@ -99,10 +99,14 @@ class Broker:
         """Start the process and wait for its ready line."""
         process = self.spawn(*arguments)
         assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], HANG)
-        assert readable, "no ready line"
-        self.ready = process.stdout.readline().decode()
-        assert self.ready.startswith("Intercom broker started"), (self.ready, self.errors())
+        try:
+            readable, _, _ = select.select([process.stdout], [], [], HANG)
+            assert readable, "no ready line"
+            self.ready = process.stdout.readline().decode()
+            assert self.ready.startswith("Intercom broker started"), (self.ready, self.errors())
+        except AssertionError:
+            self.stop()
+            raise
         return self
 
     def errors(self) -> str:

@@ -155,6 +155,7 @@ def test_edge_stays_while_the_reply_is_on_its_way(broker: Broker) -> None:
     reply = message(replyTo=question)
     target.send(send(asker.id, reply))
     target.accepted(reply["id"])
+    asker.received(info(target.id), reply)
     is_refused(asker, target, "ASK_ALREADY_PENDING", ALREADY, expectsReply=True)
 
 

@@ -165,7 +165,8 @@ def test_broker_exits_when_the_last_session_left(start: StartBroker, home: Home)
 
 
 def test_broker_exits_after_unregister(start: StartBroker) -> None:
-    broker = start({"idle_exit_ms": 200})
+    """A connection that may yet register is waited for, but no longer than its timer allows."""
+    broker = start({"idle_exit_ms": 200, "registration_timeout_ms": 300})
     peer = broker.join(fresh())
     peer.send({"type": "unregister"})
     assert broker.wait() == 0
@@ -178,7 +179,7 @@ def test_broker_that_never_had_a_session_exits(start: StartBroker) -> None:
 
 
 def test_health_does_not_keep_the_broker(start: StartBroker) -> None:
-    broker = start({"idle_exit_ms": 200})
+    broker = start({"idle_exit_ms": 200, "registration_timeout_ms": 300})
     peer = broker.connect()
     peer.barrier()
     broker.connect_remote().barrier()

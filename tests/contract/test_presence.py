@@ -74,6 +74,8 @@ def test_id_that_left_and_came_back_is_last_in_the_list(broker: Broker) -> None:
 def test_list_shows_only_its_scope(broker: Broker) -> None:
     one, other = fresh_scope(), fresh_scope()
     peers = {scope: [broker.join(fresh(), scope) for _ in range(2)] for scope in (one, other, None)}
+    for joined in peers.values():
+        joined[0].expect_type("session_joined")
     for scope in (one, other):
         assert peers[scope][0].ids() == [peer.id for peer in peers[scope]]
     unscoped = peers[None][0].ids()

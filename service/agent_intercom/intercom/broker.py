@@ -148,10 +148,20 @@ class Broker:
                 self._reactor.pause(connection)
             if link is not None and link.session is not None:
                 self._reactor.watch_peer_death(connection)
+                session = engine.router.book.sessions.get(link.session)
+                if session is not None and session.number == number and session.slow_since >= 0:
+                    self._resume_slow(connection, now)
         engine.router.book.limits = self._limits
         self._journal.emit(Event.BROKER_RESTORED, kept=len(kept), closed=len(gone), records=loaded.records)
         self._snapshot_soon = True
         self._loop.call_soon(self._snapshot)
+
+    def _resume_slow(self, connection: Connection, now: Now) -> None:
+        """The predecessor found that this peer does not read: senders wait until it does, so somebody has to tell."""
+        if connection.queued:
+            connection.congested = True
+        else:
+            self.drained(connection, now)
 
     def _first_snapshot(self, _now: Now) -> None:
         self._tape.snapshot(recovery.pack(__version__, self._engine, (), self._reactor.next_number))

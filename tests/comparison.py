@@ -7,7 +7,7 @@ import contextlib
 import json
 from typing import Any
 
-from agent_intercom.intercom.contract import Limits
+from agent_intercom.intercom.contract import MAX_FRAME, Limits
 from agent_intercom.intercom.engine import Engine
 from tests.enginehost import EPOCH, EngineHost, Frame, compact, lasting, packed
 from tests.naive import END, Naive, NotJson, Numbers, parse
@@ -42,6 +42,7 @@ class Comparison:
         self.host = EngineHost(limits_of(numbers))
         self.rest: dict[int, bytes] = {}
         self.history: list[tuple[int, Frame | str]] = []
+        self._streams: dict[int, bytes] = {}
         self.announced: dict[int, Any] = {}
         """The scope in the last `register` on a connection."""
         self._checkpoint()
@@ -91,6 +92,22 @@ class Comparison:
                 self.announced[number] = value.get("scopeId") or None
         self.host.feed(number, data)
         self.naive.received(number, payload)
+        self.compare()
+
+    def stream(self, number: int, data: bytes) -> None:
+        """Bytes that need not be frames. Whole frames in them are frames; a length out of range ends the connection."""
+        self.host.feed(number, data)
+        data = self._streams.pop(number, b"") + data
+        while number in self.naive.connections and len(data) >= 4:
+            length = int.from_bytes(data[:4], "big")
+            if not 0 < length <= MAX_FRAME:
+                self.naive.break_off(self.naive.connections[number])
+            elif len(data) < 4 + length:
+                break
+            else:
+                self.naive.received(number, data[4 : 4 + length])
+                data = data[4 + length :]
+        self._streams[number] = data
         self.compare()
 
     def late(self, number: int, frame: Any) -> None:
@@ -143,8 +160,11 @@ class Comparison:
     def _same(self, number: int, expected: list[Any], seen: list[Any], ordered: bool) -> None:
         for frame in seen:
             self._learn(frame)
+        translated = [self._translated(frame) for frame in seen]
+        if translated == expected:
+            return
         wanted = [_plain(frame) for frame in expected]
-        got = [_plain(self._translated(frame)) for frame in seen]
+        got = [_plain(frame) for frame in translated]
         if not ordered:
             wanted, got = sorted(wanted), sorted(got)
         assert _settle_order(got) == _settle_order(wanted), f"connection {number}"
@@ -208,10 +228,18 @@ def _by_connection(out: list[tuple[int, Frame | str]]) -> dict[int, list[Frame |
 
 
 def _plain(frame: Frame | str) -> str:
-    """A frame as text that does not depend on the order of keys; numbers are doubles."""
-    if frame == END:
-        return END
-    return json.dumps(parse(compact(frame)), sort_keys=True)
+    """A frame as text that depends neither on the order of keys nor on the spelling of numbers."""
+    return END if frame == END else json.dumps(_as_doubles(frame), sort_keys=True)
+
+
+def _as_doubles(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_doubles(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_as_doubles(member) for member in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value
 
 
 def _settle_order(frames: list[str]) -> list[str]:

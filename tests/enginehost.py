@@ -157,6 +157,10 @@ class EngineHost:
                 self.idle += 1
 
 
+def _refuse(name: str) -> Any:
+    raise AssertionError(f"the engine wrote {name}")
+
+
 def lasting(effect: Effect) -> Effect:
     """The effect as it is now: the record of an ask goes on changing."""
     return PutEdge(msgspec.structs.replace(effect.edge), effect.delivery) if isinstance(effect, PutEdge) else effect
@@ -166,6 +170,6 @@ def unpacked(frame: bytes) -> Frame:
     """The one frame in `frame`, which has to be whole, compact, within the limit and without null of the broker's."""
     (length,) = struct.unpack_from(">I", frame)
     assert length == len(frame) - 4 and 0 < length <= MAX_FRAME
-    value = json.loads(frame[4:])
+    value = json.loads(frame[4:].decode(), parse_constant=_refuse)
     assert isinstance(value, dict) and isinstance(value["type"], str)
     return value

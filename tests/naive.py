@@ -18,6 +18,9 @@ END = "end"
 
 ABSENT: Any = object()
 
+ECHO = 256
+"""Characters of an unknown type that are echoed; the contract sets no bound, but a frame has one."""
+
 
 class NotJson(Exception):
     """The payload is nothing that JSON.parse accepts."""
@@ -32,11 +35,14 @@ def _refuse(name: str) -> Any:
     raise ValueError(name)
 
 
+_decoder = json.JSONDecoder(parse_constant=_refuse, parse_int=_number)
+
+
 def parse(payload: bytes) -> Any:
     """1.1: lenient UTF-8, then JSON.parse; numbers are doubles."""
     try:
-        return json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse, parse_int=_number)
-    except ValueError as error:
+        return _decoder.decode(payload.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
         raise NotJson from error
 
 
@@ -369,7 +375,7 @@ class Naive:
         elif kind == "register":
             self.register(connection, value)
         elif connection.session is None:
-            raise Fail(f"Received {kind} before register")
+            raise Fail(f"Received {kind[:ECHO]} before register")
         else:
             session = self.session(connection.session)
             assert session is not None and session.connection == connection.number
@@ -401,7 +407,7 @@ class Naive:
                 raise Fail(f"Invalid {kind} message")
             self.control(session, kind.removesuffix("_ask"), value["requestId"], value["messageId"])
         else:
-            raise Fail(f"Unknown client message type: {kind}")
+            raise Fail(f"Unknown client message type: {kind[:ECHO]}")
 
     def health(self, connection: Connection, value: Frame) -> None:
         if not isinstance(value.get("requestId"), str):

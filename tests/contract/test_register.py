@@ -348,7 +348,8 @@ def test_row_6_precedes_row_7(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 1, True, [], {}, "", " ", "\t\n\r\x0b\x0c", "\u00a0", "\ufeff", "\ufeff \ufeff", "\u3000\u2028\u2029"]
+    "value",
+    [None, 1, True, [], {}, "", " ", "\t\n\r\x0b\x0c", "\u00a0", "\ufeff", "\ufeff \ufeff", "\u3000\u2028\u2029"],
 )
 def test_row_7_invalid_session_id(broker: Broker, value: Any) -> None:
     refuse(broker, {**register(), "sessionId": value}, SESSION_ID)

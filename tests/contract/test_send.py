@@ -194,6 +194,75 @@ def test_control_version_in_any_spelling(broker: Broker, version: bytes) -> None
     peer.accepted("m")
 
 
+@pytest.mark.parametrize("version", [b"1e400", b"-1e400", b"9" * 400, b"-" + b"9" * 400])
+def test_control_version_that_is_infinite_as_a_double(broker: Broker, version: bytes) -> None:
+    peer = broker.join(fresh(), fresh_scope())
+    payload = compact(send(peer.id, message("m", **control())))
+    peer.send_payload(payload.replace(b'"version":1', b'"version":' + version))
+    peer.expect(refused("m", "INVALID_MESSAGE", FORMAT))
+    peer.expect_silence()
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"9" * 400, b"123456789012345678901234567890", b"-0", b"1E2"])
+@pytest.mark.parametrize("text", [b"plain", b"\\ud800", b"\xff"], ids=["plain", "surrogate", "malformed"])
+def test_odd_numbers_in_control_data_go_out_as_json(broker: Broker, number: bytes, text: bytes) -> None:
+    """Whatever becomes of an infinite number, the recipient's parser has to accept the frame."""
+    sender, target = strangers(broker)
+    body = message("m", **control(data={"k": 987654321}))
+    payload = compact(send(target.id, body)).replace(b"987654321", number)
+    sender.send_payload(payload.replace(b'"text":""', b'"text":"' + text + b'"'))
+    delivery = sender.accepted("m")
+    assert target.expect_type("message")["deliveryId"] == delivery
+
+
+def test_infinite_timestamp_beside_a_lone_surrogate(broker: Broker) -> None:
+    peer = broker.join(fresh(), fresh_scope())
+    payload = compact(send(peer.id, message("\ud800", timestamp=987654321)))
+    peer.send_payload(payload.replace(b"987654321", b"1e400"))
+    peer.expect(refused("\ud800", "INVALID_MESSAGE", FORMAT))
+
+
+LONE = "\ud800"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {LONE: 1},
+        {"content": {"text": "", LONE: 1}},
+        {"content": {"text": "", "attachments": [{"type": LONE, "name": "n", "content": "c"}]}},
+        {"content": {"text": "", "attachments": [{"type": "file", "name": "n", "content": "c", LONE: 1}]}},
+        {"content": {"text": "", "control": {"type": LONE, "version": 1}}},
+        {"content": {"text": "", "control": {"type": "a", "version": LONE}}},
+    ],
+    ids=ascii,
+)
+def test_lone_surrogates_where_they_are_invalid(broker: Broker, change: Frame) -> None:
+    peer = broker.join(fresh(), fresh_scope())
+    peer.send(send(peer.id, message("m", **change)))
+    peer.expect(refused("m", "INVALID_MESSAGE", FORMAT))
+    peer.expect_silence()
+
+
+def test_lone_surrogates_wherever_they_are_valid(broker: Broker) -> None:
+    scope = fresh_scope()
+    target, sender = broker.join(LONE + fresh(), scope, name=LONE), broker.join(fresh(), scope)
+    attached = {"type": "file", "name": LONE, "content": LONE, "language": LONE}
+    slot = {"type": "a", "version": 1, "data": {LONE: LONE}, LONE: 1}
+    content = {"text": LONE, "attachments": [attached], "control": slot}
+    target.expect_type("session_joined")
+    delivered(sender, target, message(LONE, content=content))
+    sender.send({"type": "list", "requestId": LONE, LONE: LONE})
+    assert sender.expect_type("sessions")["requestId"] == LONE
+    sender.send({"type": "defer_ask", "requestId": LONE, "messageId": LONE, LONE: 1})
+    assert sender.expect_type("ask_control_result")["requestId"] == LONE
+    sender.send(
+        {"type": "presence", "status": LONE, LONE: 1}, {"type": "message_received", "deliveryId": LONE, LONE: 1}
+    )
+    sender.send({"type": "unregister", LONE: 1})
+    sender.expect_silence()
+
+
 def test_control_data_is_measured_as_compact_json(broker: Broker) -> None:
     peer = broker.join(fresh(), fresh_scope())
     body = message("m", **control(data="DATA"))
@@ -482,6 +551,14 @@ def test_step_2_other_payload_after_delivery(broker: Broker, change: Frame) -> N
     sender.send(send(target.id, {**body, **change}))
     sender.expect(refused(body["id"], "DUPLICATE_MESSAGE_ID", USED))
     target.expect_silence()
+
+
+def test_step_2_every_key_of_a_control_belongs_to_the_payload(broker: Broker) -> None:
+    sender, target = strangers(broker)
+    delivered(sender, target, message("m", **control(more=1)))
+    for other in (control(more=2), control(), control(more=1, data=None)):
+        sender.send(send(target.id, message("m", **other)))
+        sender.expect(refused("m", "DUPLICATE_MESSAGE_ID", USED))
 
 
 def test_step_2_other_spelling_of_the_target_is_another_payload(broker: Broker) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -408,5 +409,6 @@ class EngineAgainstRules(RuleBasedStateMachine):
         self.both.replay()
 
 
-TestEngineAgainstRules = EngineAgainstRules.TestCase
-TestEngineAgainstRules.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+@pytest.mark.timeout(1_200)  # a failure is shrunk for up to five minutes
+class TestEngineAgainstRules(EngineAgainstRules.TestCase):  # type: ignore[misc, valid-type, name-defined]
+    settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

@@ -32,6 +32,7 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -235,6 +236,45 @@ class StateFile:
         self._view = view = self._base[start:stop]
         self._view_end = end
         return view
+
+    def receive(self, number: int, recv_into: Callable[[memoryview], int], now: Now) -> memoryview:
+        """`begin_receive`, one call of `recv_into` with the buffer, `end_receive`.
+
+        Raises `HostError` `MEMORY_FULL`, and OSError where `recv_into` does: nothing is logged then.
+        """
+        view = self._view if self._view_end == self._end else self.receive_buffer()
+        words = self._words
+        words[_READING] = number + 1
+        try:
+            size = recv_into(view)
+            if size:
+                end = self._end
+                mono, wall = now
+                _pack_record(self._base, end, RECEIVED, size, number, mono, wall)
+                self._end = words[self._end_word] = (end + size + 39) & -8
+        except OSError:
+            words[_READING] = 0
+            raise
+        words[_READING] = 0
+        return view[:size]
+
+    def send(self, number: int, send: Callable[[bytes], int], frame: bytes, sent: int) -> int:
+        """`begin_send`, one call of `send` with `frame`, `end_send`; `sent` is what the kernel has taken before.
+
+        Raises OSError where `send` does: then nothing was taken.
+        """
+        words = self._words
+        words[_WRITING] = number + 1
+        try:
+            taken = send(frame)
+        except OSError:
+            words[_WRITING] = 0
+            raise
+        word = self._slots.get(number)
+        if word is not None:
+            words[word] = sent + taken
+        words[_WRITING] = 0
+        return taken
 
     def begin_receive(self, number: int) -> None:
         """Note that connection `number` is about to be read into `receive_buffer`."""

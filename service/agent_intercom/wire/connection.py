@@ -59,6 +59,7 @@ class Connection:
         "pidfd",
         "queued",
         "reading",
+        "recv_into",
         "send",
         "sent",
         "sock",
@@ -74,6 +75,7 @@ class Connection:
         self.queued = 0
         self.sent = 0
         self.corked = False
+        self.recv_into = sock.recv_into
         self.send = sock.send
         self.fd = sock.fileno()
         self.mask = 0
@@ -160,19 +162,21 @@ class Connection:
 class Tape(Protocol):
     """Where input is received and where progress is noted, so that a killed server can be replayed.
 
-    One system call is under way at a time, between its `begin_` and its `end_`.
+    One system call is under way at a time: within `receive` or `send`, or between `begin_send` and `end_send`.
     """
 
-    def receive_buffer(self) -> memoryview:
-        """A writable buffer of at least 64 KiB for the next `recv(2)`."""
+    def receive(self, number: int, recv_into: Callable[[memoryview], int], now: Now) -> memoryview:
+        """Receive once for connection `number`; the answer is a view of the bytes, and an empty one means the end.
+
+        Raises OSError (BlockingIOError: nothing was there); then nothing was taken from the socket.
+        """
         ...
 
-    def begin_receive(self, number: int) -> None:
-        """A `recv(2)` for connection `number` is about to start."""
-        ...
+    def send(self, number: int, send: Callable[[bytes], int], frame: bytes, sent: int) -> int:
+        """Send `frame` to connection `number`, which took `sent` bytes before; how many bytes the kernel took.
 
-    def end_receive(self, number: int, size: int, now: Now) -> memoryview:
-        """It returned `size` bytes; the answer is a view of them. Size 0: nothing was taken from the socket."""
+        Raises OSError (BlockingIOError: there was no room); then it took none.
+        """
         ...
 
     def begin_send(self, number: int) -> None:
@@ -192,15 +196,31 @@ class NullTape:
     def __init__(self, size: int = RECEIVE_SIZE) -> None:
         self._buffer = memoryview(bytearray(size))
 
-    def receive_buffer(self) -> memoryview:
-        """The buffer."""
-        return self._buffer
+    def receive(self, number: int, recv_into: Callable[[memoryview], int], now: Now) -> memoryview:
+        """The received part of the buffer; valid until the next receive."""
+        self.begin_receive(number)
+        size = 0
+        try:
+            size = recv_into(self._buffer)
+        finally:
+            data = self.end_receive(number, size, now)
+        return data
+
+    def send(self, number: int, send: Callable[[bytes], int], frame: bytes, sent: int) -> int:
+        """Just send."""
+        self.begin_send(number)
+        taken = 0
+        try:
+            taken = send(frame)
+        finally:
+            self.end_send(number, sent + taken)
+        return taken
 
     def begin_receive(self, number: int) -> None:
         """Nothing is noted."""
 
     def end_receive(self, number: int, size: int, now: Now) -> memoryview:
-        """The received part of the buffer; valid until the next receive."""
+        """The received part of the buffer."""
         return self._buffer[:size]
 
     def begin_send(self, number: int) -> None:

@@ -270,22 +270,16 @@ class Reactor:
 
     def _receive(self, connection: Connection) -> bool:
         """Receive once; False when nothing was there."""
-        tape = self._tape
-        number = connection.number
-        buffer = tape.receive_buffer()
-        tape.begin_receive(number)
+        now = self._now
         try:
-            size = connection.sock.recv_into(buffer)
+            data = self._tape.receive(connection.number, connection.recv_into, now)
         except BlockingIOError:
-            tape.end_receive(number, 0, self._now)
             return False
         except OSError:
-            tape.end_receive(number, 0, self._now)
             self._lose(connection, "reset")
             return True
-        data = tape.end_receive(number, size, self._now)
-        if size:
-            self._handler.received(connection, data, self._now)
+        if data:
+            self._handler.received(connection, data, now)
         else:
             self._lose(connection, "reset" if connection.broken else "eof")
         return True

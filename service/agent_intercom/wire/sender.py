@@ -76,30 +76,25 @@ class Sender:
 
     def _send_one(self, connection: Connection, now: Now) -> None:
         """`transmit` for the usual case: one frame waits, and the peer has taken all before it."""
-        tape = self._tape
-        number = connection.number
-        size = connection.queued
-        tape.begin_send(number)
+        frame = connection.chunks[0]
+        sent = connection.sent
         try:
-            taken = connection.send(connection.chunks[0])
+            taken = self._tape.send(connection.number, connection.send, frame, sent)
         except BlockingIOError:
             taken = 0
         except OSError:
             self._break(connection)
             return
-        if taken == size:
-            connection.sent += size
+        if taken == len(frame):
+            connection.sent = sent + taken
             connection.queued = 0
             connection.chunks.clear()
-            tape.end_send(number, connection.sent)
             return
         if taken:
             connection.advance(taken)
-        tape.end_send(number, connection.sent)
         self._block(connection, taken, now)
 
     def _break(self, connection: Connection) -> None:
-        self._tape.end_send(connection.number, connection.sent)
         connection.broken = True
         connection.discard_queue()
         self._outcomes.broken(connection)
@@ -124,6 +119,7 @@ class Sender:
             except BlockingIOError:
                 taken = 0
             except OSError:
+                tape.end_send(number, connection.sent)
                 self._break(connection)
                 break
             if taken:

@@ -242,19 +242,21 @@ class StateFile:
 
         Raises `HostError` `MEMORY_FULL`, and OSError where `recv_into` does: nothing is logged then.
         """
-        view = self._view if self._view_end == self._end else self.receive_buffer()
+        end = self._end
+        start = end + _HEADER
+        stop = start + RECEIVE_MAX
+        base = self._base
+        view = base[start:stop] if stop <= self._limit else self.receive_buffer()
         words = self._words
         words[_READING] = number + 1
         try:
             size = recv_into(view)
-            if size:
-                end = self._end
-                mono, wall = now
-                _pack_record(self._base, end, RECEIVED, size, number, mono, wall)
-                self._end = words[self._end_word] = (end + size + 39) & -8
         except OSError:
             words[_READING] = 0
             raise
+        if size:
+            _pack_record(base, end, RECEIVED, size, number, *now)
+            self._end = words[self._end_word] = (end + size + 39) & -8
         words[_READING] = 0
         return view[:size]
 

@@ -34,7 +34,8 @@ class Connection:
 
     `number` never repeats in the life of a server, restarts included. `origin` is the name of the listener that it came
     by. `queued` counts the bytes that wait for the peer, `sent` those that the kernel took since the connection began.
-    Everything below `corked` belongs to the reactor.
+    Everything below `corked` belongs to the reactor. `plain` is what nearly every connection is: open, and without
+    anything that sending has to mind (a cork, a blocked peer, an end, a deadline, a charge).
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Connection:
         "origin",
         "peer",
         "pidfd",
+        "plain",
         "queued",
         "reading",
         "recv_into",
@@ -92,6 +94,7 @@ class Connection:
         self.chunks: deque[bytes] = deque()
         self.offset = 0
         self.pidfd = -1
+        self.plain = True
         self._mark = mark
 
     @property
@@ -104,7 +107,7 @@ class Connection:
 
         Without effect on a connection that was closed or is ending: nothing can reach that peer any more.
         """
-        if self.ending or self.fd < 0 or not frame:
+        if not frame or (not self.plain and (self.ending or self.fd < 0)):
             return
         self.chunks.append(frame)
         self.queued += len(frame)

@@ -90,5 +90,6 @@ class Pool:
         del self.by_fd[connection.fd]
         del self.by_number[connection.number]
         connection.fd = -1
+        connection.plain = False
         connection.reading = connection.blocked = connection.lingering = False
         connection.discard_queue()

@@ -129,6 +129,7 @@ class Reactor:
     def cork(self, connection: Connection) -> None:
         """Queue, but do not send, until `uncork`."""
         connection.corked = True
+        connection.plain = False
 
     def uncork(self, connection: Connection) -> None:
         """Send again, with the next flush."""
@@ -145,6 +146,7 @@ class Reactor:
         if connection.ending or connection.fd < 0:
             return
         connection.ending = True
+        connection.plain = False
         connection.reading = False
         self._pool.unwatch(connection)
         self._pool.arm(connection)
@@ -248,7 +250,7 @@ class Reactor:
                     self._receive(connection)
                 elif connection.lingering:
                     self._finish(connection)
-                if mask & _WRITE_EVENTS and connection.blocked:
+                if connection.blocked and mask & _WRITE_EVENTS:
                     connection.blocked = False
                     connection.touch()
             for fd in listening:
@@ -258,13 +260,13 @@ class Reactor:
             self._in_batch = False
 
     def _settle(self) -> None:
-        while True:
+        now = self._now
+        self._told = True
+        # Whatever the handler decided while bytes left has to be committed like everything else.
+        while self._told:
             self._told = False
-            self._handler.batch_done(self._now)
-            self._sender.flush(self._now)
-            # Whatever the handler decided while bytes left has to be committed like everything else.
-            if not self._told:
-                return
+            self._handler.batch_done(now)
+            self._sender.flush(now)
 
     # Receiving
 

@@ -50,29 +50,14 @@ class Sender:
         dirty = self._pool.dirty
         # Callbacks may mark further connections; the loop reaches them too.
         for connection in dirty:
-            if not connection.dirty:
-                continue
             connection.dirty = False
-            if connection.fd < 0:
-                continue
-            if connection.queued and not connection.blocked:
-                if len(connection.chunks) == 1 and not (
-                    connection.offset
-                    or connection.corked
-                    or connection.broken
-                    or connection.mask & _OUT
-                    or connection.deadline
-                ):
-                    self._send_one(connection, now)
-                elif not connection.corked:
-                    self.transmit(connection, now)
-                elif connection.mask & _OUT:
-                    self._pool.arm(connection)
-            if connection.queued or connection.charged or connection.ending:
-                self._account(connection)
+            if connection.plain and len(connection.chunks) == 1:
+                self._send_one(connection, now)
+            elif connection.fd >= 0:
+                self._look_at(connection, now)
         dirty.clear()
-        while self._total > self._limits.total_queue_limit:
-            self._outcomes.give_up(max(self._pool.by_number.values(), key=lambda item: item.charged))
+        if self._total > self._limits.total_queue_limit:
+            self._make_room()
 
     def _send_one(self, connection: Connection, now: Now) -> None:
         """`transmit` for the usual case: one frame waits, and the peer has taken all before it."""
@@ -93,9 +78,36 @@ class Sender:
         if taken:
             connection.advance(taken)
         self._block(connection, taken, now)
+        self._account(connection)
+
+    def _look_at(self, connection: Connection, now: Now) -> None:
+        """Whatever sending and charging there is to do for a connection."""
+        if connection.queued and not connection.blocked:
+            if not connection.corked:
+                self.transmit(connection, now)
+            elif connection.mask & _OUT:
+                self._pool.arm(connection)
+        if connection.queued or connection.charged or connection.ending:
+            self._account(connection)
+        # Bytes that wait were charged above, unless the peer is gone.
+        connection.plain = not (
+            connection.fd < 0
+            or connection.ending
+            or connection.corked
+            or connection.blocked
+            or connection.broken
+            or connection.deadline
+            or connection.charged
+            or connection.mask & _OUT
+        )
+
+    def _make_room(self) -> None:
+        while self._total > self._limits.total_queue_limit:
+            self._outcomes.give_up(max(self._pool.by_number.values(), key=lambda item: item.charged))
 
     def _break(self, connection: Connection) -> None:
         connection.broken = True
+        connection.plain = False
         connection.discard_queue()
         self._outcomes.broken(connection)
 
@@ -145,6 +157,7 @@ class Sender:
 
     def _block(self, connection: Connection, progress: int, now: Now) -> None:
         connection.blocked = True
+        connection.plain = False
         if not connection.mask & _OUT:
             self._pool.arm(connection)
         if progress or not connection.deadline:

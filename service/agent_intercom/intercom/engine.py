@@ -38,6 +38,7 @@ NOT_STORED: Final = 7
 LOADED: Final = 8
 
 _TYPED: Final = msgspec.json.Decoder(ClientFrame).decode
+_from_bytes: Final = int.from_bytes
 _Packed = TypeVar("_Packed", bound=msgspec.Struct)
 
 
@@ -68,6 +69,8 @@ class Engine:
     def _begin(self, router: Router) -> None:
         self.router = router
         self._book = router.book
+        self._links = router.book.links
+        # Of the connections of which part of a frame, or frames that wait, were read.
         self._decoders: dict[int, FrameDecoder] = {}
         self._seed = ""
         self._fresh_ids = 0
@@ -103,7 +106,6 @@ class Engine:
 
     def opened(self, number: int, origin: str, now: Now) -> None:
         """A connection with this number was accepted on a listener of `origin`."""
-        self._decoders[number] = FrameDecoder()
         self.router.opened(number, origin, now)
 
     def closed(self, number: int, reason: str, now: Now) -> None:
@@ -113,42 +115,42 @@ class Engine:
 
     def received(self, number: int, data: Bytes, now: Now) -> None:
         """The connection's next bytes. Bytes of a connection that was let go are not looked at."""
-        link = self._book.links.get(number)
+        link = self._links.get(number)
         if link is None:
             return
-        decoder = self._decoders[number]
-        size = len(data) - HEADER_SIZE
         # Nearly always what arrives is one whole frame; then there is nothing to cut or to keep.
-        if 0 < size <= MAX_FRAME and not decoder.waiting and link.held_for < 0:
+        if number not in self._decoders and link.held_for < 0:
             payload = bytes(data)
-            if int.from_bytes(payload[:HEADER_SIZE], "big") == size:
-                self._whole(link, payload[HEADER_SIZE:], now)
+            size = len(payload) - HEADER_SIZE
+            if 0 < size <= MAX_FRAME and _from_bytes(payload[:HEADER_SIZE]) == size:
+                try:
+                    self._payload(link, payload[HEADER_SIZE:], now)
+                except WireError as error:
+                    self.router.broken(link, error.code, now)
                 return
+        self._piece(link, data, now)
+
+    def _piece(self, link: Link, data: Bytes, now: Now) -> None:
+        decoder = self._decoders.get(link.number)
+        if decoder is None:
+            decoder = self._decoders[link.number] = FrameDecoder()
         decoder.feed(data)
         self._drain(link, decoder, now)
 
-    def _whole(self, link: Link, payload: bytes, now: Now) -> None:
-        try:
-            self._payload(link, payload, now)
-        except WireError as error:
-            self.router.broken(link, error.code, now)
-        if link.number not in self._book.links:
-            del self._decoders[link.number]
-
     def _drain(self, link: Link, decoder: FrameDecoder, now: Now) -> None:
-        links = self._book.links
+        links = self._links
         number = link.number
         try:
             while link.held_for < 0 and (payload := decoder.next()) is not None:
                 self._payload(link, payload, now)
                 if number not in links:
-                    del self._decoders[number]
-                    return
+                    break
         except WireError as error:
-            del self._decoders[number]
             self.router.broken(link, error.code, now)
-        else:
+        if number in links and decoder.waiting:
             decoder.keep()
+        else:
+            del self._decoders[number]
 
     def _payload(self, link: Link, payload: bytes, now: Now) -> None:
         if len(payload) > codec.MAX_DEPTH:
@@ -158,16 +160,11 @@ class Engine:
             frame = _TYPED(payload)
         except (msgspec.DecodeError, RecursionError):
             value = codec.decode(payload)
-            if router.charge(link, self._weight(payload), now):
+            if router.charge(link, payload, now):
                 handle_untyped(router, link, value, self._next_id, now)
             return
-        if router.charge(link, self._weight(payload), now):
+        if router.charge(link, payload, now):
             router.frame(link, frame, now)
-
-    def _weight(self, payload: bytes) -> int:
-        """Bytes of the frame once written compactly, which is what the rate limit counts."""
-        size = len(payload)
-        return size if size <= self._book.limits.bytes_per_token else codec.compact_length(payload)
 
     def _next_id(self) -> str:
         self._fresh_ids += 1
@@ -189,7 +186,8 @@ class Engine:
 
     def _go_on(self, now: Now) -> None:
         """Read on in what was buffered for connections that are held no more."""
-        for number, decoder in list(self._decoders.items()):
+        for number in sorted(self._decoders):
+            decoder = self._decoders[number]
             link = self._book.links.get(number)
             if link is None:
                 del self._decoders[number]
@@ -215,10 +213,9 @@ class Engine:
         engine._begin(Router.of_image(snapshot.image, snapshot.limits))
         engine._seed = snapshot.seed
         engine._fresh_ids = snapshot.fresh_ids
-        for number in engine._book.links:
-            engine._decoders[number] = FrameDecoder()
         for number, data_read in snapshot.half_read.items():
-            engine._decoders[number].feed(data_read)
+            decoder = engine._decoders[number] = FrameDecoder()
+            decoder.feed(data_read)
         return engine
 
     def replay(self, kind: int, number: int, now: Now, data: Bytes) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from agent_intercom.intercom.contract import ErrorCode, Text
 from agent_intercom.intercom.frames import (
     CancelAsk,
+    ClientFrame,
     DeferAsk,
     List,
     MessageReceived,
@@ -25,10 +26,11 @@ from agent_intercom.intercom.router import Router
 from agent_intercom.intercom.router.encode import quote
 from agent_intercom.intercom.router.state import Link
 from agent_intercom.wire.clock import Now
+from agent_intercom.wire.codec import convert
 
 _LONGEST_ECHO: Final = 256
 
-_KINDS: Final = {
+_KINDS: Final[dict[str, tuple[type[Any], str]]] = {
     "list": (List, Text.INVALID_LIST),
     "unregister": (Unregister, Text.INVALID_UNREGISTER),
     "message_received": (MessageReceived, Text.INVALID_RECEIVED),
@@ -71,7 +73,7 @@ def _known_or_not(router: Router, link: Link, kind: str, value: dict[str, Any], 
         return
     struct, text = known
     try:
-        frame = msgspec.convert(value, struct)
+        frame: ClientFrame = convert(value, struct)
     except (msgspec.ValidationError, RecursionError):
         router.fail(link, ErrorCode.INVALID_REQUEST, text or _presence_text(value), now)
         return

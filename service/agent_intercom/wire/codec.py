@@ -10,9 +10,10 @@ infinite.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ _WHITESPACE = (
     + "".join(map(chr, range(0x2000, 0x200B)))
 )
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+_Kind = TypeVar("_Kind")
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
@@ -71,9 +74,22 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
-        plain = msgspec.to_builtins(value)
-        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+        plain = _without_infinity(msgspec.to_builtins(value))
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode("utf-8", "backslashreplace")
+
+
+def convert(value: Any, kind: type[_Kind]) -> _Kind:
+    """`value` as `kind`, lone surrogates in keys and texts allowed. Raises `msgspec.ValidationError`."""
+    try:
+        return msgspec.convert(value, kind)
+    except UnicodeEncodeError:
+        # A key that no field is called by: which one it is does not matter, only whether it may be there.
+        plain = _without_surrogate_keys(value)
+    try:
+        return msgspec.convert(plain, kind)
+    except UnicodeEncodeError as error:
+        raise msgspec.ValidationError("text where another value belongs") from error
 
 
 def compact_length(payload: bytes) -> int:
@@ -101,6 +117,24 @@ def utf8_length(text: str) -> int:
 def trimmed(text: str) -> str:
     """`text` without the white space that JavaScript's `trim` takes off, which is not quite what Python's does."""
     return text.strip(_WHITESPACE)
+
+
+def _without_infinity(value: Any) -> Any:
+    """`value` with null for what JavaScript writes as null."""
+    if isinstance(value, dict):
+        return {key: _without_infinity(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_infinity(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _without_surrogate_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        items = value.items()
+        return {k.encode("utf-8", "replace").decode(): _without_surrogate_keys(item) for k, item in items}
+    if isinstance(value, list):
+        return [_without_surrogate_keys(item) for item in value]
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -109,7 +109,8 @@ class Book:
             generation=self.generation,
             deliveries=self.deliveries,
             idle_at=self.idle_at,
-            links=list(self.links.values()),
+            # Unregistered ones in the order in which they would have to make room.
+            links=[link for link in self.links.values() if link.session is not None] + [*self.unregistered.values()],
             sessions=list(self.sessions.values()),
             pending=list(self.pending.values()),
             settled=list(self.settled.values()),

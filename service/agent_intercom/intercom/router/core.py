@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -34,12 +34,14 @@ from agent_intercom.intercom.router.messages import well_formed
 from agent_intercom.intercom.router.registration import Refused
 from agent_intercom.intercom.router.sessions import Sessions
 from agent_intercom.intercom.router.state import Image, Link, Session
+from agent_intercom.wire import codec
 from agent_intercom.wire.clock import Now
-from agent_intercom.wire.codec import decode, utf16_length
+from agent_intercom.wire.codec import convert, decode, utf16_length
 from agent_intercom.wire.errors import WireError
 
 _read_message = msgspec.json.Decoder(Message).decode
 _write_content = msgspec.json.Encoder().encode
+_UNSET: Final = msgspec.UNSET
 
 
 class Router:
@@ -185,20 +187,24 @@ class Router:
 
     # Frames.
 
-    def charge(self, link: Link, size: int, now: Now) -> bool:
-        """Take the price of a frame of `size` bytes from the connection's bucket; False ends the connection."""
+    def charge(self, link: Link, payload: bytes, now: Now) -> bool:
+        """Take the price of a frame from the connection's bucket; False ends the connection.
+
+        What counts is its size once written compactly.
+        """
         book = self.book
-        tokens = link.tokens
-        elapsed = now.mono - link.refilled_at
-        if elapsed > 0:
+        if now.mono > link.refilled_at:
             capacity, per_second = book.capacity(link.origin)
-            tokens = min(float(capacity), tokens + elapsed * per_second / 1000)
+            refill = (now.mono - link.refilled_at) * per_second / 1000
+            link.tokens = min(float(capacity), link.tokens + refill)
             link.refilled_at = now.mono
-        price = 1 if size <= book.limits.bytes_per_token else -(-size // book.limits.bytes_per_token)
-        if tokens >= price:
-            link.tokens = tokens - price
+        price = 1
+        per_token = book.limits.bytes_per_token
+        if len(payload) > per_token:
+            price = -(-codec.compact_length(payload) // per_token)
+        if link.tokens >= price:
+            link.tokens -= price
             return True
-        link.tokens = tokens
         book.note("RATE_LIMITED", session=link.session)
         self.fail(link, ErrorCode.RATE_LIMITED, Text.RATE_LIMITED, now)
         return False
@@ -231,18 +237,22 @@ class Router:
     def frame(self, link: Link, frame: ClientFrame, now: Now) -> None:
         """Any other frame whose types are right, from a connection in any state."""
         kind = type(frame)
-        session = None if link.session is None else self.book.sessions.get(link.session)
-        if kind is Health:
-            self.health(link, frame.requestId, now)  # type: ignore[union-attr]
-        elif session is None:
-            tag = frame.__struct_config__.tag
-            self.fail(link, ErrorCode.INVALID_REQUEST, f"Received {tag} before register", now)
+        session = self.book.sessions.get(link.session)  # type: ignore[arg-type]
+        if session is None or kind is Health:
+            self._outside_session(link, frame, now)
         elif kind is Send:
             self._send_raw(link, session, frame, now)  # type: ignore[arg-type]
         elif kind is MessageReceived:
             self._deliveries.acknowledge(link.number, frame.deliveryId, now)  # type: ignore[union-attr]
         else:
             self._session_frame(link, session, frame, now)
+
+    def _outside_session(self, link: Link, frame: ClientFrame, now: Now) -> None:
+        if isinstance(frame, Health):
+            self.health(link, frame.requestId, now)
+        else:
+            tag = frame.__struct_config__.tag
+            self.fail(link, ErrorCode.INVALID_REQUEST, f"Received {tag} before register", now)
 
     def _session_frame(self, link: Link, session: Session, frame: ClientFrame, now: Now) -> None:
         book = self.book
@@ -292,12 +302,13 @@ class Router:
         return None
 
     def _send_raw(self, link: Link, session: Session, frame: Send, now: Now) -> None:
+        raw = frame.message
         try:
-            message = _read_message(frame.message)
+            message = _read_message(raw)
         except (msgspec.DecodeError, RecursionError):
-            self.send_untyped(link, session, frame.to, bytes(frame.message), now)
+            self.send_untyped(link, session, frame.to, bytes(raw), now)
             return
-        self.send(link, session, frame.to, message, bytes(frame.message), now)
+        self.send(link, session, frame.to, message, bytes(raw), now)
 
     def send_untyped(self, link: Link, session: Session, to: object, body: bytes, now: Now) -> None:
         """A send whose message the typed decoder refuses: odd encodings of text pass, the rest does not."""
@@ -306,8 +317,8 @@ class Router:
         except WireError:
             value = None
         try:
-            message = msgspec.convert(value, Message)
-            target = msgspec.convert(to, str)
+            message = convert(value, Message)
+            target = convert(to, str)
         except (msgspec.ValidationError, RecursionError):
             self._malformed(link, value)
             return
@@ -320,17 +331,18 @@ class Router:
 
     def send(self, link: Link, session: Session, to: str, message: Message, body: bytes, now: Now) -> None:
         """The processing order of contract section 2.6."""
-        limits = self.book.limits
-        if not well_formed(to, message, limits):
+        if not well_formed(to, message, self.book.limits):
             self._malformed(link, {"id": message.id})
             return
-        if message.content.control is not msgspec.UNSET:
+        control = None
+        if message.content.control is not _UNSET:
             value = decode(body)
-            if not self._control_passes(link, message, value["content"]["control"]):
+            control = value["content"]["control"]
+            if not self._control_passes(link, message, control):
                 return
             body = encode.quote(value)
-        reply_to = None if message.replyTo is msgspec.UNSET else message.replyTo
-        outgoing = Outgoing(message.id, reply_to, message.expectsReply is True, _fingerprint(to, message), body)
+        reply_to = None if message.replyTo is _UNSET else message.replyTo
+        outgoing = Outgoing(message.id, reply_to, message.expectsReply is True, _fingerprint(to, message, control), body)
         if self._deliveries.retry(session, outgoing, now):
             return
         target = self._sessions.resolve(session, to)
@@ -356,12 +368,16 @@ class Router:
         return self._asks.not_stored(failed, effects)
 
 
-def _fingerprint(to: str, message: Message) -> bytes:
-    """A digest that is equal exactly for equal {to as typed, replyTo, expectsReply, content}."""
+def _fingerprint(to: str, message: Message, control: object) -> bytes:
+    """A digest that is equal exactly for equal {to as typed, replyTo, expectsReply, content}.
+
+    `control` is the control slot as it came: it may have more keys than the typed one.
+    """
     reply_to: object = message.replyTo
     expects: object = message.expectsReply
-    unset = msgspec.UNSET
-    parts = [to, None if reply_to is unset else reply_to, None if expects is unset else expects, message.content]
+    parts: list[object] = [to, None if reply_to is _UNSET else reply_to, None if expects is _UNSET else expects, message.content]
+    if control is not None:
+        parts.append(control)
     try:
         text = _write_content(parts)
     except UnicodeEncodeError:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
 from agent_intercom.intercom.contract import MAX_FRAME, DeliveryCode, Text
 from agent_intercom.intercom.router import encode
 from agent_intercom.intercom.router.asks import Asks, Refusal
@@ -11,20 +15,17 @@ from agent_intercom.intercom.router.effects import Hold, Write
 from agent_intercom.intercom.router.state import Link, Pending, Session, Settled
 from agent_intercom.wire.clock import Now
 
+_LARGEST: Final = MAX_FRAME + 4
 
-class Outgoing:
+
+class Outgoing(msgspec.Struct, gc=False):
     """A message that passed the checks of form. `fingerprint` is equal exactly for equal payloads."""
 
-    __slots__ = ("body", "expects_reply", "fingerprint", "message_id", "reply_to")
-
-    def __init__(
-        self, message_id: str, reply_to: str | None, expects_reply: bool, fingerprint: bytes, body: bytes
-    ) -> None:
-        self.message_id = message_id
-        self.reply_to = reply_to
-        self.expects_reply = expects_reply
-        self.fingerprint = fingerprint
-        self.body = body
+    message_id: str
+    reply_to: str | None
+    expects_reply: bool
+    fingerprint: bytes
+    body: bytes
 
 
 class Deliveries:
@@ -82,23 +83,23 @@ class Deliveries:
             refusal = self._asks.check(sender.id, target.id, message_id, message.reply_to, message.expects_reply)
         if refusal is None and target.slow_since >= 0 and now.mono - target.slow_since >= book.limits.stall_ms:
             refusal = DeliveryCode.TOO_MANY_PENDING_DELIVERIES, Text.RECIPIENT_NOT_READING
-        delivery = f"{book.generation}-{book.deliveries + 1}"
+        count = book.deliveries + 1
+        delivery = f"{book.generation}-{count}"
         encoded = delivery.encode()
         frame = encode.message_frame(encoded, sender.shown, message.body)
-        if refusal is None and len(frame) > MAX_FRAME + 4:
+        if refusal is None and len(frame) > _LARGEST:
             refusal = DeliveryCode.INVALID_MESSAGE, Text.MESSAGE_TOO_LARGE
         if refusal is not None:
             self.refuse(link.number, message_id, *refusal)
             return
-        book.deliveries += 1
+        book.deliveries = count
+        tag = ""
         if message.expects_reply:
             self._asks.open(sender.id, target.id, message_id, delivery, now)
+            tag = delivery
         self._remember(link, sender, target, message, delivery, now)
-        tag = delivery if message.expects_reply else ""
         accepted = encode.outcome_frame(b"delivery_accepted", encode.quote(message_id), encoded)
-        effects = book.effects
-        effects.append(Write(link.number, accepted, tag))
-        effects.append(Write(target.number, frame, tag))
+        book.effects += (Write(link.number, accepted, tag), Write(target.number, frame, tag))
         if target.slow_since >= 0 and target.number != link.number:
             link.held_for = target.number
             link.held_until = target.slow_since + book.limits.stall_ms
@@ -123,7 +124,8 @@ class Deliveries:
             message.reply_to,
         )
         sender.pending += 1
-        book.wake_at = min(book.wake_at, due)
+        if due < book.wake_at:  # noqa: PLR1730 - see Book.wake
+            book.wake_at = due
 
     def acknowledge(self, number: int, delivery: str, now: Now) -> None:
         """`message_received`; ignored unless it comes from the connection that the message was written to."""
@@ -144,13 +146,17 @@ class Deliveries:
         if pending is not None and pending.target_number == number:
             self._fail(pending, DeliveryCode.CONFLICTING_MESSAGE_ID, reason, now)
 
-    def fail_for(self, number: int, now: Now) -> None:
-        """A connection is a session's no more: what was on its way to or from it has failed."""
+    def fail_for(self, number: int, now: Now, *, hears: bool) -> None:
+        """A connection is a session's no more: what was on its way to or from it has failed.
+
+        `hears`: whether the connection itself is told. The one that is replaced is, the one that unregistered is not.
+        """
+        deaf = -1 if hears else number
         for pending in list(self._book.pending.values()):
             if pending.target_number == number:
-                self._fail(pending, DeliveryCode.RECIPIENT_DISCONNECTED, Text.RECIPIENT_GONE, now)
+                self._fail(pending, DeliveryCode.RECIPIENT_DISCONNECTED, Text.RECIPIENT_GONE, now, deaf)
             elif pending.sender_number == number:
-                self._fail(pending, DeliveryCode.SENDER_DISCONNECTED, Text.SENDER_GONE, now)
+                self._fail(pending, DeliveryCode.SENDER_DISCONNECTED, Text.SENDER_GONE, now, deaf)
 
     def expire(self, now: Now) -> int:
         """Fail what was not acknowledged in time. Returns the monotonic time of the next such failure."""
@@ -162,12 +168,14 @@ class Deliveries:
             self._fail(pending, DeliveryCode.DELIVERY_TIMEOUT, Text.ACK_TIMEOUT, now)
         return NEVER
 
-    def _fail(self, pending: Pending, code: str, reason: str, now: Now) -> None:
+    def _fail(self, pending: Pending, code: str, reason: str, now: Now, deaf: int = -1) -> None:
         self._settle(pending, False, now)
         if pending.is_ask:
-            self._asks.delivery_failed(pending.sender, pending.message_id, pending.target_number)
-        failed = encode.delivery_failed(pending.message_id, True, code, reason)
-        self._book.write(pending.sender_number, failed)
+            told = -1 if pending.target_number == deaf else pending.target_number
+            self._asks.delivery_failed(pending.sender, pending.message_id, told)
+        if pending.sender_number != deaf:
+            failed = encode.delivery_failed(pending.message_id, True, code, reason)
+            self._book.write(pending.sender_number, failed)
         self._book.note("DELIVERY_FAILED", session=pending.sender, code=code, accepted=1)
 
     def _settle(self, pending: Pending, delivered: bool, now: Now) -> None:

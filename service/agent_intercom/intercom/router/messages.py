@@ -12,6 +12,7 @@ from agent_intercom.intercom.contract import BOSS_CONTROL_PREFIX, CONTROL_TYPE_P
 from agent_intercom.intercom.frames import Attachment, Control, Message
 from agent_intercom.wire.codec import encode, utf8_length, utf16_length
 
+_UNSET: Final = msgspec.UNSET
 _DOUBLE_RANGE: Final = 2**1024 - 2**970
 _BOSS_ENVELOPE: Final = frozenset(
     {"type", "version", "messageId", "bossRunId", "participantId", "bindingEpoch", "idempotencyKey", "payload"}
@@ -35,16 +36,15 @@ def usable_id(message_id: object, limits: Limits) -> bool:
 
 def well_formed(to: str, message: Message, limits: Limits) -> bool:
     """Whether the limits hold; the control slot is judged by `control_well_formed`."""
-    reply_to = message.replyTo
     content = message.content
     text = content.text
     return (
         _within(message.id, limits.message_id)
         and _within(to, limits.target)
         and _finite(message.timestamp)
-        and (reply_to is msgspec.UNSET or _within(reply_to, limits.message_id))
+        and (message.replyTo is _UNSET or _within(message.replyTo, limits.message_id))
         and (len(text) * 4 <= limits.text_bytes or utf8_length(text) <= limits.text_bytes)
-        and (content.attachments is msgspec.UNSET or _attachments_fit(content.attachments, limits))
+        and (content.attachments is _UNSET or _attachments_fit(content.attachments, limits))
     )
 
 
@@ -60,8 +60,9 @@ def control_well_formed(raw: object, message: Message, limits: Limits) -> bool:
         and 1 <= len(control.type) <= limits.control_type
         and CONTROL_TYPE_PATTERN.fullmatch(control.type) is not None
         and type(version) is not bool
-        and float(version).is_integer()
+        and _finite(version)
         and version >= 1
+        and (type(version) is int or float(version).is_integer())
         and ("data" not in raw or len(encode(raw["data"])) <= limits.control_bytes)
         and (not control.type.startswith(BOSS_CONTROL_PREFIX) or _boss_envelope(raw, message.id))
     )
@@ -76,7 +77,7 @@ def _finite(value: int | float) -> bool:
 
 def _within(text: str, longest: int) -> bool:
     """Whether `text` has 1 to `longest` UTF-16 units; a character has at most two."""
-    return len(text) > 0 and (len(text) * 2 <= longest or utf16_length(text) <= longest)
+    return 0 < len(text) * 2 <= longest or 0 < utf16_length(text) <= longest
 
 
 def _fits(text: str, limit: int) -> bool:

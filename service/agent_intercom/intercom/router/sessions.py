@@ -71,7 +71,7 @@ class Sessions:
     def _step_aside(self, incumbent: Session, now: Now) -> None:
         """The first three steps of a replacement (contract section 4.4)."""
         self._book.tell_audience(incumbent, encode.session_left(incumbent.id))
-        self._deliveries.fail_for(incumbent.number, now)
+        self._deliveries.fail_for(incumbent.number, now, hears=True)
         self._asks.leave(incumbent.id)
 
     def _bind(self, link: Link, session: Session) -> None:
@@ -110,7 +110,7 @@ class Sessions:
     def _remove(self, session: Session, now: Now) -> None:
         self._book.tell_audience(session, encode.session_left(session.id))
         del self._book.sessions[session.id]
-        self._deliveries.fail_for(session.number, now)
+        self._deliveries.fail_for(session.number, now, hears=False)
 
     def list(self, session: Session, request_id: str) -> bool:
         """Answer `list`: all of the scope, itself included. False when not even the request id fits a frame.

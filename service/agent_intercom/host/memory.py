@@ -68,6 +68,7 @@ _SLOT_WORD: Final = _PAGE // 8  # word index of the first slot
 _HALVES: Final = _PAGE + SLOTS * 16
 _RECORD: Final = Struct("=IIQqq")
 _HEADER: Final = _RECORD.size
+_REACH: Final = _HEADER + RECEIVE_MAX
 _pack_record: Final = _RECORD.pack_into
 _KIND_MAX: Final = 255
 
@@ -243,10 +244,8 @@ class StateFile:
         Raises `HostError` `MEMORY_FULL`, and OSError where `recv_into` does: nothing is logged then.
         """
         end = self._end
-        start = end + _HEADER
-        stop = start + RECEIVE_MAX
         base = self._base
-        view = base[start:stop] if stop <= self._limit else self.receive_buffer()
+        view = base[end + _HEADER : end + _REACH] if end + _REACH <= self._limit else self.receive_buffer()
         words = self._words
         words[_READING] = number + 1
         try:

@@ -208,7 +208,7 @@ class Reactor:
         self._in_batch = True
         try:
             work(self._now)
-            self._settle()
+            self._settle(self._now)
         finally:
             self._in_batch = False
 
@@ -231,7 +231,7 @@ class Reactor:
             events = poll(_BUSY_WAIT_S, _EVENTS_PER_WAKE)
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
-        self._now = self._clock()
+        self._now = now = self._clock()
         self._in_batch = True
         try:
             find = self._pool.by_fd.get
@@ -247,7 +247,7 @@ class Reactor:
                         self._peer_died(watched[fd])
                     continue
                 if connection.reading and mask & _READ_EVENTS:
-                    self._receive(connection)
+                    self._receive(connection, now)
                 elif connection.lingering:
                     self._finish(connection)
                 if connection.blocked and mask & _WRITE_EVENTS:
@@ -255,12 +255,11 @@ class Reactor:
                     connection.touch()
             for fd in listening:
                 self._listeners.accept(fd)
-            self._settle()
+            self._settle(now)
         finally:
             self._in_batch = False
 
-    def _settle(self) -> None:
-        now = self._now
+    def _settle(self, now: Now) -> None:
         self._told = True
         # Whatever the handler decided while bytes left has to be committed like everything else.
         while self._told:
@@ -270,9 +269,8 @@ class Reactor:
 
     # Receiving
 
-    def _receive(self, connection: Connection) -> bool:
+    def _receive(self, connection: Connection, now: Now) -> bool:
         """Receive once; False when nothing was there."""
-        now = self._now
         try:
             data = self._tape.receive(connection.number, connection.recv_into, now)
         except BlockingIOError:
@@ -305,9 +303,9 @@ class Reactor:
         self._reap_handle = None
         self.run_batch(self._reap)
 
-    def _reap(self, _now: Now) -> None:
+    def _reap(self, now: Now) -> None:
         for connection in list(self._dying):
-            if connection.reading and not self._receive(connection):
+            if connection.reading and not self._receive(connection, now):
                 self._lose(connection, connection.dying)
         if any(connection.reading for connection in self._dying):
             self._reap_soon()
@@ -325,7 +323,7 @@ class Reactor:
                 self._told = False
                 self._sender.flush(self._now)
                 if self._told:
-                    self._settle()
+                    self._settle(self._now)
             finally:
                 self._in_batch = False
 

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
 from agent_intercom.intercom.contract import MAX_FRAME, Limits
 from agent_intercom.intercom.engine import Engine
 from tests.enginehost import EPOCH, EngineHost, Frame, compact, lasting, packed
-from tests.naive import END, Naive, NotJson, Numbers, parse
+from tests.naive import END, Naive, Numbers, parse
 
 UNLIMITED_RATE = 10**9
 
@@ -44,7 +43,7 @@ class Comparison:
         self.history: list[tuple[int, Frame | str]] = []
         self._streams: dict[int, bytes] = {}
         self.announced: dict[int, Any] = {}
-        """The scope in the last `register` on a connection."""
+        """The scope in the last `register` on a connection that was answered with `registered`."""
         self._checkpoint()
 
     @property
@@ -86,13 +85,12 @@ class Comparison:
 
     def _whole(self, number: int, data: bytes, payload: bytes) -> None:
         """The last bytes of a frame."""
-        with contextlib.suppress(NotJson):
-            value = parse(payload)
-            if isinstance(value, dict) and value.get("type") == "register":
-                self.announced[number] = value.get("scopeId") or None
+        before = len(self.history)
         self.host.feed(number, data)
         self.naive.received(number, payload)
         self.compare()
+        if any(to == number and isinstance(f, dict) and f["type"] == "registered" for to, f in self.history[before:]):
+            self.announced[number] = parse(payload).get("scopeId") or None
 
     def stream(self, number: int, data: bytes) -> None:
         """Bytes that need not be frames. Whole frames in them are frames; a length out of range ends the connection."""

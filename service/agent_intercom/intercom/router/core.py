@@ -342,7 +342,8 @@ class Router:
                 return
             body = encode.quote(value)
         reply_to = None if message.replyTo is _UNSET else message.replyTo
-        outgoing = Outgoing(message.id, reply_to, message.expectsReply is True, _fingerprint(to, message, control), body)
+        fingerprint = _fingerprint(to, reply_to, message, control)
+        outgoing = Outgoing(message.id, reply_to, message.expectsReply is True, fingerprint, body)
         if self._deliveries.retry(session, outgoing, now):
             return
         target = self._sessions.resolve(session, to)
@@ -368,14 +369,13 @@ class Router:
         return self._asks.not_stored(failed, effects)
 
 
-def _fingerprint(to: str, message: Message, control: object) -> bytes:
+def _fingerprint(to: str, reply_to: str | None, message: Message, control: object) -> bytes:
     """A digest that is equal exactly for equal {to as typed, replyTo, expectsReply, content}.
 
     `control` is the control slot as it came: it may have more keys than the typed one.
     """
-    reply_to: object = message.replyTo
-    expects: object = message.expectsReply
-    parts: list[object] = [to, None if reply_to is _UNSET else reply_to, None if expects is _UNSET else expects, message.content]
+    expects = message.expectsReply
+    parts: list[object] = [to, reply_to, None if expects is _UNSET else expects, message.content]
     if control is not None:
         parts.append(control)
     try:

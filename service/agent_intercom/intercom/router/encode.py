@@ -21,7 +21,9 @@ _REMOTE_ACCESS: Final = encode(
 _IDENTITY: Final = b'"protocol":%b,"version":%d' % (encode(contract.PROTOCOL), contract.VERSION)
 
 _MESSAGE_REST: Final = len(b'{"type":"message","deliveryId":"","from":,"message":}')
-_OUTCOME_REST: Final = len(b'{"type":"","messageId":,"deliveryId":""}')
+_ACCEPTED: Final = b'{"type":"delivery_accepted","messageId":'
+_DELIVERED: Final = b'{"type":"delivered","messageId":'
+_OUTCOME_REST: Final = len(b',"deliveryId":""}')
 
 quote = encode
 """A string as JSON."""
@@ -40,12 +42,11 @@ def message_frame(delivery: bytes, shown: bytes, body: bytes) -> bytes:
     )
 
 
-def outcome_frame(kind: bytes, message_id: bytes, delivery: bytes) -> bytes:
-    """The frame of `delivery_accepted` or `delivered`."""
-    size = len(kind) + len(message_id) + len(delivery) + _OUTCOME_REST
-    return b"".join(
-        (_length(size), b'{"type":"', kind, b'","messageId":', message_id, b',"deliveryId":"', delivery, b'"}')
-    )
+def outcome_frame(delivered: bool, message_id: bytes, delivery: bytes) -> bytes:
+    """The frame of `delivered`, else of `delivery_accepted`."""
+    start = _DELIVERED if delivered else _ACCEPTED
+    size = len(start) + len(message_id) + len(delivery) + _OUTCOME_REST
+    return b"".join((_length(size), start, message_id, b',"deliveryId":"', delivery, b'"}'))
 
 
 def health_ok(request_id: str, endpoint: str) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from agent_intercom import __version__
@@ -49,6 +49,9 @@ More would make a replay after SIGKILL longer than a client waits for its probe;
 
 _STATUS_DELAY: Final = 0.2
 _CHANGES: Final[frozenset[type]] = frozenset({PutEdge, DropEdge})
+_FEW: Final = 2
+"""Frames of a batch that nothing can be gained with by joining them: they are for different peers, as a rule."""
+
 _PROBE: Final = b'{"type":"health"'
 
 
@@ -92,6 +95,7 @@ class Broker:
             loop, self, tape, uid=os.getuid() if uid is None else uid, clock=clock, limits=reactor_limits
         )
         self._connections = self._reactor.connections
+        self._send = self._reactor.send
         self._kept: set[int] = set()
         self._corked: list[Connection] = []
         self._barrier: asyncio.Future[bool] | None = None
@@ -257,12 +261,17 @@ class Broker:
         remaining = self._engine.not_stored(failed, effects)
         return remaining + self._engine.take()
 
-    def _carry_out(self, effects: Iterable[Effect], now: Now) -> None:
+    def _carry_out(self, effects: list[Effect], now: Now) -> None:
         find = self._connections.get
+        at_once = len(effects) <= _FEW
         for effect in effects:
             if type(effect) is Write:
                 connection = find(effect.number)
-                if connection is not None:
+                if connection is None:
+                    continue
+                if at_once:
+                    self._send(connection, effect.frame, now)
+                else:
                     connection.queue(effect.frame)
             else:
                 self._act(effect, now)

@@ -3,7 +3,7 @@
 
 The asyncio loop sees a single descriptor, an epoll instance of our own. One callback per wake serves every socket that
 is ready, then lets the handler commit, then flushes every connection that has bytes waiting: however many frames one
-turn produces for a peer, they leave in one system call.
+turn queues for a peer, they leave in one system call.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Reactor:
     """Serves Unix stream sockets for one user on one asyncio loop.
 
     `uid` is the only user whose connections are served. `next_number` is the number of the next connection and may be
-    set. All work happens in batches: a wake of the epoll, a timer, or `run_batch`. Exceptions of the handler propagate
-    to the loop's exception handler.
+    set. All work happens in batches: a wake of the epoll, a timer, or `run_batch`; within one, `send` (`Sender.send`)
+    may be called. Exceptions of the handler propagate to the loop's exception handler.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Reactor:
         self._deadlines = Deadlines(loop, self.run_batch, self._overdue)
         outcomes = Outcomes(self._congested, self._drained, self._give_up, self._half_close, self._broken)
         self._sender = Sender(tape, self._limits, self._pool, self._deadlines, outcomes)
+        self.send = self._sender.send
         self._listeners = Listeners(
             loop,
             self._epoll,

@@ -52,16 +52,22 @@ class Sender:
         for connection in dirty:
             connection.dirty = False
             if connection.plain and len(connection.chunks) == 1:
-                self._send_one(connection, now)
+                connection.queued = 0
+                self.send(connection, connection.chunks.pop(), now)
             elif connection.fd >= 0:
                 self._look_at(connection, now)
         dirty.clear()
         if self._total > self._limits.total_queue_limit:
             self._make_room()
 
-    def _send_one(self, connection: Connection, now: Now) -> None:
-        """`transmit` for the usual case: one frame waits, and the peer has taken all before it."""
-        frame = connection.chunks[0]
+    def send(self, connection: Connection, frame: bytes, now: Now) -> None:
+        """`queue`, and at once what `flush` would do, where the peer has taken all before `frame`.
+
+        For a frame that no other will follow in the same batch: those leave together when they are queued.
+        """
+        if not connection.plain or connection.chunks:
+            connection.queue(frame)
+            return
         sent = connection.sent
         try:
             taken = self._tape.send(connection.number, connection.send, frame, sent)
@@ -72,9 +78,9 @@ class Sender:
             return
         if taken == len(frame):
             connection.sent = sent + taken
-            connection.queued = 0
-            connection.chunks.clear()
             return
+        connection.chunks.append(frame)
+        connection.queued = len(frame)
         if taken:
             connection.advance(taken)
         self._block(connection, taken, now)

@@ -98,7 +98,7 @@ class Deliveries:
             self._asks.open(sender.id, target.id, message_id, delivery, now)
             tag = delivery
         self._remember(link, sender, target, message, delivery, now)
-        accepted = encode.outcome_frame(False, encode.quote(message_id), encoded)
+        accepted = encode.outcome_frame(encode.ACCEPTED, encode.quote(message_id), encoded)
         book.effects += (Write(link.number, accepted, tag), Write(target.number, frame, tag))
         if target.slow_since >= 0 and target.number != link.number:
             link.held_for = target.number
@@ -137,7 +137,7 @@ class Deliveries:
         if pending.answers is not None:
             self._asks.answer(pending.target, pending.answers)
         if pending.sender_number in book.links:
-            frame = encode.outcome_frame(True, encode.quote(pending.message_id), delivery.encode())
+            frame = encode.outcome_frame(encode.DELIVERED, encode.quote(pending.message_id), delivery.encode())
             book.effects.append(Write(pending.sender_number, frame))
 
     def reject(self, number: int, delivery: str, reason: str, now: Now) -> None:

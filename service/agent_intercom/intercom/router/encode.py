@@ -21,8 +21,8 @@ _REMOTE_ACCESS: Final = encode(
 _IDENTITY: Final = b'"protocol":%b,"version":%d' % (encode(contract.PROTOCOL), contract.VERSION)
 
 _MESSAGE_REST: Final = len(b'{"type":"message","deliveryId":"","from":,"message":}')
-_ACCEPTED: Final = b'{"type":"delivery_accepted","messageId":'
-_DELIVERED: Final = b'{"type":"delivered","messageId":'
+ACCEPTED: Final = b'{"type":"delivery_accepted","messageId":'
+DELIVERED: Final = b'{"type":"delivered","messageId":'
 _OUTCOME_REST: Final = len(b',"deliveryId":""}')
 
 quote = encode
@@ -42,9 +42,8 @@ def message_frame(delivery: bytes, shown: bytes, body: bytes) -> bytes:
     )
 
 
-def outcome_frame(delivered: bool, message_id: bytes, delivery: bytes) -> bytes:
-    """The frame of `delivered`, else of `delivery_accepted`."""
-    start = _DELIVERED if delivered else _ACCEPTED
+def outcome_frame(start: bytes, message_id: bytes, delivery: bytes) -> bytes:
+    """The frame that begins with `ACCEPTED` or `DELIVERED`."""
     size = len(start) + len(message_id) + len(delivery) + _OUTCOME_REST
     return b"".join((_length(size), start, message_id, b',"deliveryId":"', delivery, b'"}'))
 

@@ -147,11 +147,14 @@ class Broker:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End the process if it still runs; its exit status."""
-        self.hang_up()
         process = self._process
         assert process is not None
+        # A broker that is killed must not have seen its peers leave before.
+        if number != signal.SIGKILL:
+            self.hang_up()
         if process.poll() is None:
             process.send_signal(number)
+        self.hang_up()
         try:
             return process.wait(HANG)
         except subprocess.TimeoutExpired:

@@ -202,7 +202,7 @@ def test_a_paused_sender_and_its_reader_outlive_their_brokers(bed: Any, door: Do
     assert answers == {"delivery_accepted": list(deliveries.items()), "delivered": list(deliveries.items())}
 
 
-POISON = "    reply_to = message.replyTo\n    content = message.content\n"
+POISON = "    content = message.content\n    text = content.text\n"
 
 
 def test_a_fault_of_ours_costs_one_connection(bed: Any, door: Door) -> None:
@@ -225,5 +225,5 @@ def test_a_fault_of_ours_costs_one_connection(bed: Any, door: Door) -> None:
         one.deliver(two, "m-2")
     messages = [entry["MESSAGE"] for entry in bed.journal("alice")]
     assert not any("canary" in message or "Traceback" in message for message in messages)
-    assert len([message for message in messages if "internal error: KeyError in messages.py:" in message]) == 2
+    assert len([message for message in messages if "Internal error (kind=KeyError module=messages.py" in message]) == 2
     assert bed.show("alice", "intercom.service", "NRestarts") == "1"

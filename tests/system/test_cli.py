@@ -40,7 +40,8 @@ def test_status_and_doctor_of_a_healthy_machine(bed: Any) -> None:
 
 
 def test_a_degraded_broker_is_told(bed: Any) -> None:
-    bed.as_user("alice", "mkdir -p ~/.config/agent-intercom; echo max_sessions=0 >~/.config/agent-intercom/intercom.toml")
+    bed.as_user("alice", "mkdir -p ~/.config/agent-intercom")
+    bed.as_user("alice", "echo max_sessions=0 >~/.config/agent-intercom/intercom.toml")
     bed.as_user("alice", "systemctl --user enable --now intercom.socket intercom-gateway.socket")
     code, found = intercom(bed, "alice", "status")
     assert (code, found["broker"]["degraded"]) == (6, ["CONFIG_INVALID"])
@@ -132,7 +133,7 @@ def test_the_seat_outlives_a_restart_of_the_broker(bed: Any) -> None:
 
 def test_the_other_user_gets_nothing(bed: Any) -> None:
     bed.enable("alice")
-    bed.run("chmod -R a+rwx /home/alice /run/user/4000")
+    bed.run("chmod a+rwx /home/alice /run/user/4000; chmod -R a+rwx /run/user/4000/agent-intercom /home/alice/.pi")
     code, found = intercom(bed, "bob", "list", env="XDG_RUNTIME_DIR=/run/user/4000")
     assert (code, found["error"]["code"]) == (5, "PEER_FOREIGN")
     code, found = intercom(bed, "bob", "status", env="XDG_RUNTIME_DIR=/run/user/4000")

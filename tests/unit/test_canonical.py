@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.canonical import canonical, canonical_hash, insertion_hash
 
 SAFE = 2**53 - 1

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.canonical import canonical_hash, insertion_hash
 
 from agent_intercom.intercom import contract
+from tests.canonical import canonical_hash, insertion_hash
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors"
 

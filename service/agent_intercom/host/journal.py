@@ -142,6 +142,12 @@ class Event(Enum):
         "Log lines were lost because the journal did not take them",
         {"lost": INT},
     )
+    INTERNAL_ERROR = Definition(
+        "5d0a3c1be5a94b6cbd5a2f7f9d1c40e7",
+        ERROR,
+        "Internal error",
+        {"kind": CODE, "module": CODE, "line": INT},
+    )
     CONFIG_INVALID = Definition(
         "f26b865e3556401f993ad4c60b88afd3", ERROR, "Setting refused, its default is used", {"key": CODE, "code": CODE}
     )

@@ -182,7 +182,7 @@ class Broker:
         self._journal.emit(
             Event.BROKER_STARTED,
             sessions=self._restored,
-            generation=self._keeper.generation or None,
+            generation=self._keeper.generation,
             took_ms=took_ms,
             bound=self._bound,
         )
@@ -201,7 +201,7 @@ class Broker:
             self._engine.received(connection.number, data, now)
         except Exception as error:
             # A fault of ours must not take the other sessions along; whoever met it connects again.
-            faults.tell(error)
+            faults.tell(error, self._journal)
             self._reactor.destroy(connection)
             self.lost(connection, "internal", now)
 

@@ -4,42 +4,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import select
 import sys
-from typing import Any, Final
+from typing import Any
 
-_STDERR: Final = 2
-
-
-def tell(error: BaseException | None) -> None:
-    """Write one line about `error` to standard error, if that takes it at once."""
-    if error is None:
-        return
-    line = f"intercom broker: internal error: {type(error).__name__} in {_place(error)}\n"
-    ready = select.poll()
-    ready.register(_STDERR, select.POLLOUT)
-    with contextlib.suppress(OSError):
-        if ready.poll(0):
-            os.write(_STDERR, line.encode())
+from agent_intercom.host.journal import Event, Journal
 
 
-def watch(loop: asyncio.AbstractEventLoop) -> None:
+def tell(error: BaseException | None, journal: Journal) -> None:
+    """Log where `error` came from."""
+    if error is not None:
+        module, line = _place(error)
+        journal.emit(Event.INTERNAL_ERROR, kind=type(error).__name__, module=module, line=line)
+
+
+def watch(loop: asyncio.AbstractEventLoop, journal: Journal) -> None:
     """Have every exception that reaches `loop` or the interpreter told like that, instead of with its traceback."""
 
     def failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        tell(context.get("exception"))
+        tell(context.get("exception"), journal)
 
     loop.set_exception_handler(failed)
-    sys.excepthook = lambda _kind, error, _trace: tell(error)
-    sys.unraisablehook = lambda unraisable: tell(unraisable.exc_value)
+    sys.excepthook = lambda _kind, error, _trace: tell(error, journal)
+    sys.unraisablehook = lambda unraisable: tell(unraisable.exc_value, journal)
 
 
-def _place(error: BaseException) -> str:
+def _place(error: BaseException) -> tuple[str, int | None]:
     trace = error.__traceback__
     if trace is None:
-        return "an unknown place"
+        return "unknown", None
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+    return os.path.basename(trace.tb_frame.f_code.co_filename), trace.tb_lineno

@@ -38,11 +38,12 @@ def run(notifier: Notifier, started: int) -> int:
 async def _serve(notifier: Notifier, started: int, directory: str, local: str, remote: str) -> int:
     from agent_intercom.intercom.store import StoreLocked
 
-    faults.watch(asyncio.get_running_loop())
+    journal = Journal(stderr=True)
+    faults.watch(asyncio.get_running_loop(), journal)
     broker = make_broker(
         notifier,
         StateFile.create(),
-        Journal(stderr=True),
+        journal,
         bound="itself",
         state_directory=paths.state_dir(os.environ, self_bound=True),
     )

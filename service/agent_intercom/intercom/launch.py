@@ -109,8 +109,8 @@ async def serve(broker: Broker, notifier: Notifier, started: int) -> None:
 
 
 async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
-    faults.watch(asyncio.get_running_loop())
     journal = Journal()
+    faults.watch(asyncio.get_running_loop(), journal)
     stored = dict(given.stored)
     tape, recovered, doubtful = _adopt(stored, notifier, journal)
     if tape is None:
@@ -122,7 +122,7 @@ async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
     _discard(given, stored, notifier, journal)
     if recovered is not None:
         for failure in recovered.failures:
-            faults.tell(failure)
+            faults.tell(failure, journal)
         broker.restore(recovered, descriptors, doubtful)
     else:
         for number, fd in descriptors.items():

@@ -9,7 +9,8 @@ from typing import Any
 from agent_intercom.intercom.contract import MAX_FRAME, Limits
 from agent_intercom.intercom.engine import Engine
 from tests.enginehost import EPOCH, EngineHost, Frame, compact, lasting, packed
-from tests.naive import END, Naive, Numbers, parse
+from tests.naive import END, Naive, Numbers
+from tests.naive_shapes import parse
 
 UNLIMITED_RATE = 10**9
 

@@ -46,10 +46,21 @@ def adopted(state: StateFile) -> Iterator[StateFile]:
 
 
 def receive(state: StateFile, number: int, data: bytes, now: Now = NOW) -> None:
-    buffer = state.receive_buffer()
-    state.begin_receive(number)
-    buffer[: len(data)] = data
-    assert bytes(state.end_receive(number, len(data), now)) == data
+    assert bytes(state.receive(number, arriving(data), now)) == data
+
+
+def arriving(data: bytes) -> Callable[[memoryview], int]:
+    """A `recv_into` that answers with `data`."""
+
+    def recv_into(buffer: memoryview) -> int:
+        buffer[: len(data)] = data
+        return len(data)
+
+    return recv_into
+
+
+def failing(_: object) -> int:
+    raise BlockingIOError
 
 
 def test_empty_file(state: StateFile) -> None:
@@ -101,12 +112,28 @@ def test_round_trip(script: list[tuple[Any, ...]]) -> None:
 
 
 def test_interrupted_calls_are_named(state: StateFile) -> None:
-    state.begin_receive(0)
-    state.begin_send(41)
+    def killed(_: object) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        state.receive(0, killed, NOW)
+    with pytest.raises(KeyboardInterrupt):
+        state.send(41, killed, b"x", 0)
     with adopted(state) as other:
         assert other.load()[2:] == (0, 41)
         other.settle()
         assert other.load()[2:] == (None, None)
+
+
+def test_failed_calls_leave_nothing(state: StateFile) -> None:
+    state.claim(3)
+    with pytest.raises(BlockingIOError):
+        state.receive(3, failing, NOW)
+    with pytest.raises(BlockingIOError):
+        state.send(3, failing, b"x", 7)
+    with adopted(state) as other:
+        assert other.load() == (None, [], None, None)
+        assert other.sent(3) == 0
 
 
 def test_slots(state: StateFile) -> None:
@@ -133,7 +160,7 @@ def test_full(state: StateFile) -> None:
     while state.room > 64 * 1024 + 32:
         receive(state, 3, bytes(60_000))
     with pytest.raises(HostError) as caught:
-        state.receive_buffer()
+        receive(state, 3, b"x")
     assert caught.value.code == "MEMORY_FULL"
     state.record(2, 3, NOW, bytes(state.room - 32))
     assert state.room == 0
@@ -144,17 +171,16 @@ def test_full(state: StateFile) -> None:
     state.snapshot(b"start again")
     assert len(before.records) > 1
     assert state.load() == (b"start again", [], None, None)
-    assert len(state.receive_buffer()) == memory.RECEIVE_MAX
+    receive(state, 3, bytes(memory.RECEIVE_MAX))
 
 
 def test_buffer_is_reused_and_moves(state: StateFile) -> None:
-    buffer = state.receive_buffer()
-    assert state.receive_buffer() is buffer
-    state.begin_receive(1)
-    state.end_receive(1, 0, NOW)
-    assert state.receive_buffer() is buffer
-    receive(state, 1, b"x")
-    assert state.receive_buffer() is not buffer
+    before = state.log_end
+    assert not state.receive(1, arriving(b""), NOW)
+    assert state.log_end == before
+    first = state.receive(1, arriving(b"first"), NOW)
+    second = state.receive(1, arriving(b"second"), NOW)
+    assert (bytes(first), bytes(second)) == (b"first", b"second")
 
 
 def test_memory_is_given_back(state: StateFile) -> None:
@@ -292,10 +318,7 @@ BEFORE = Record(2, 4, NOW, b"before")
 
 def test_kill_at_every_instruction_of_a_receive() -> None:
     def action(state: StateFile) -> None:
-        buffer = state.receive_buffer()
-        state.begin_receive(4)
-        buffer[:3] = b"new"
-        state.end_receive(4, 3, NOW)
+        state.receive(4, arriving(b"new"), NOW)
 
     new = Record(RECEIVED, 4, NOW, b"new")
     seen = set()
@@ -308,8 +331,7 @@ def test_kill_at_every_instruction_of_a_receive() -> None:
 
 def test_kill_at_every_instruction_of_a_send() -> None:
     def action(state: StateFile) -> None:
-        state.begin_send(4)
-        state.end_send(4, 15)
+        state.send(4, len, b"12345", 10)
 
     seen = {(state.sent(4), state.load().writing) for state in every_instruction(action)}
     assert seen == {(10, None), (10, 4), (15, 4), (15, None)}
@@ -359,13 +381,9 @@ for turn in range(10**9):
     if state.log_size > 300_000:
         state.snapshot(got)
     select.select([peer], [], [])
-    buffer = state.receive_buffer()
-    state.begin_receive(4)
-    size = peer.recv_into(buffer, 997)
-    got = (got + bytes(state.end_receive(4, size, Now(turn, 0))))[-8:]
-    state.begin_send(4)
-    sent += peer.send(bytes(1 + turn % 7))
-    state.end_send(4, sent)
+    data = state.receive(4, lambda buffer: peer.recv_into(buffer, 997), Now(turn, 0))
+    got = (got + bytes(data))[-8:]
+    sent += state.send(4, peer.send, bytes(1 + turn % 7), sent)
 """
 
 

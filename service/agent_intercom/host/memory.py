@@ -111,8 +111,6 @@ class StateFile:
         "_limit",
         "_map",
         "_slots",
-        "_view",
-        "_view_end",
         "_words",
     )
 
@@ -123,8 +121,6 @@ class StateFile:
         self._base = memoryview(mapping)
         self._words = self._base[:_HALVES].cast("Q")
         self._half = self._words[_SIZE] // 2
-        self._view = self._base[:0]
-        self._view_end = -1
         self._select(self._words[_ACTIVE])
         slots = {self._words[word]: word for word in range(_SLOT_WORD, _SLOT_WORD + 2 * SLOTS, 2)}
         self._slots = {marked - 1: word + 1 for marked, word in slots.items() if marked}
@@ -192,7 +188,6 @@ class StateFile:
         """Unmap and close. Views that a caller still holds keep the mapping until they go."""
         if self._fd < 0:
             return
-        self._view.release()
         self._words.release()
         self._base.release()
         with contextlib.suppress(BufferError):
@@ -220,32 +215,15 @@ class StateFile:
         """Bytes of log since the current snapshot, headers and padding included."""
         return self._end - self._log_start(self._active)
 
-    def receive_buffer(self) -> memoryview:
-        """A writable view of 64 to 256 KiB where the next received bytes belong; valid until the log grows.
-
-        Raises `HostError` `MEMORY_FULL`: take a snapshot first.
-        """
-        end = self._end
-        if self._view_end == end:
-            return self._view
-        start = end + _HEADER
-        stop = start + RECEIVE_MAX
-        if stop > self._limit:
-            stop = self._limit
-            if stop - start < RECEIVE_MIN:
-                raise HostError("MEMORY_FULL", "no room in the memory file for received bytes", "log")
-        self._view = view = self._base[start:stop]
-        self._view_end = end
-        return view
-
     def receive(self, number: int, recv_into: Callable[[memoryview], int], now: Now) -> memoryview:
-        """`begin_receive`, one call of `recv_into` with the buffer, `end_receive`.
+        """Receive once for connection `number` where the log ends, and log what came.
 
-        Raises `HostError` `MEMORY_FULL`, and OSError where `recv_into` does: nothing is logged then.
+        The answer is a view of the bytes, valid until the next `snapshot`; an empty one (the end) is not logged. Raises
+        `HostError` `MEMORY_FULL` (take a snapshot first), and OSError where `recv_into` does: nothing is logged then.
         """
         end = self._end
         base = self._base
-        view = base[end + _HEADER : end + _REACH] if end + _REACH <= self._limit else self.receive_buffer()
+        view = base[end + _HEADER : end + _REACH] if end + _REACH <= self._limit else self._last_buffer()
         words = self._words
         words[_READING] = number + 1
         try:
@@ -258,6 +236,13 @@ class StateFile:
             self._end = words[self._end_word] = (end + size + 39) & -8
         words[_READING] = 0
         return view[:size]
+
+    def _last_buffer(self) -> memoryview:
+        """What is left of the half for received bytes."""
+        start = self._end + _HEADER
+        if self._limit - start < RECEIVE_MIN:
+            raise HostError("MEMORY_FULL", "no room in the memory file for received bytes", "log")
+        return self._base[start : self._limit]
 
     def send(self, number: int, send: Callable[[bytes], int], frame: bytes, sent: int) -> int:
         """`begin_send`, one call of `send` with `frame`, `end_send`; `sent` is what the kernel has taken before.
@@ -276,26 +261,6 @@ class StateFile:
             words[word] = sent + taken
         words[_WRITING] = 0
         return taken
-
-    def begin_receive(self, number: int) -> None:
-        """Note that connection `number` is about to be read into `receive_buffer`."""
-        self._words[_READING] = number + 1
-
-    def end_receive(self, number: int, size: int, now: Now) -> memoryview:
-        """Log that `size` bytes of connection `number` are in `receive_buffer`, and return the view of them.
-
-        Size 0 (nothing came, or the end) logs nothing. The view is valid until the next `snapshot`.
-        """
-        words = self._words
-        if not size:
-            words[_READING] = 0
-            return self._view[:0]
-        end = self._end
-        mono, wall = now
-        _pack_record(self._base, end, RECEIVED, size, number, mono, wall)
-        self._end = words[self._end_word] = (end + size + 39) & -8
-        words[_READING] = 0
-        return self._view[:size]
 
     def begin_send(self, number: int) -> None:
         """Note that bytes are about to be sent to connection `number`."""

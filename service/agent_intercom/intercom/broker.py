@@ -37,6 +37,7 @@ from agent_intercom.intercom.router.effects import (
     Release,
     Write,
 )
+from agent_intercom.intercom.safekeeping import Safekeeping, connection_name
 from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
 
@@ -53,11 +54,6 @@ _FEW: Final = 2
 """Frames of a batch that nothing can be gained with by joining them: they are for different peers, as a rule."""
 
 _PROBE: Final = b'{"type":"health"'
-
-
-def connection_name(number: int) -> str:
-    """The name of a connection in the descriptor store: opaque, and of no use to who reads it."""
-    return f"c{number}"
 
 
 class Broker:
@@ -96,9 +92,7 @@ class Broker:
         )
         self._connections = self._reactor.connections
         self._send = self._reactor.send
-        self._kept: set[int] = set()
-        self._corked: list[Connection] = []
-        self._barrier: asyncio.Future[bool] | None = None
+        self._safekeeping = Safekeeping(loop, notifier, self._reactor)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
         self._status: asyncio.TimerHandle | None = None
@@ -134,7 +128,7 @@ class Broker:
         for number, fd in descriptors.items():
             self._notifier.remove(connection_name(number))
             socket.socket(fileno=fd).close()
-        self._kept = set(kept)
+        self._safekeeping.found(kept)
         self._restored = len(kept)
         self._reactor.run_batch(lambda now: self._resume(loaded, kept, now))
 
@@ -306,39 +300,15 @@ class Broker:
         return None if link is None else link.session
 
     def _keep(self, connection: Connection) -> None:
-        """Put a session's connection into the descriptor store; nothing is sent to it before it is there."""
         self._status_soon()
         self._reactor.watch_peer_death(connection)
-        if not self._notifier.active or connection.number in self._kept:
-            return
-        self._kept.add(connection.number)
-        self._notifier.store(connection_name(connection.number), connection.sock.fileno())
-        self._reactor.cork(connection)
-        self._corked.append(connection)
-        self._reactor.yield_to_loop()
-        if self._barrier is None:
-            self._loop.call_soon(self._await_store)
-
-    def _await_store(self) -> None:
-        if self._barrier is None and self._corked:
-            waiting, self._corked = self._corked, []
-            self._barrier = self._notifier.barrier(self._loop)
-            self._barrier.add_done_callback(lambda _: self._stored(waiting))
-
-    def _stored(self, waiting: list[Connection]) -> None:
-        self._barrier = None
-        for connection in waiting:
-            self._reactor.uncork(connection)
-        self._reactor.flush()
-        self._await_store()
+        self._safekeeping.keep(connection)
 
     def _forget(self, number: int) -> None:
         """A connection is about to go: nothing of it may come back after a restart."""
         self._tape.release(number)
+        self._safekeeping.forget(number)
         self._status_soon()
-        if number in self._kept:
-            self._kept.discard(number)
-            self._notifier.remove(connection_name(number))
 
     def _idle(self) -> None:
         """Exit, unless somebody is at the door or just came in."""
@@ -432,11 +402,9 @@ class Broker:
         """
         self._reactor.stop_listening()
         if hand_over:
-            for number, connection in self._reactor.connections.items():
+            for connection in self._reactor.connections.values():
                 self._reactor.pause(connection)
-                if number not in self._kept:
-                    self._notifier.store(connection_name(number), connection.sock.fileno())
-            await self._notifier.barrier(self._loop)
+            await self._safekeeping.keep_all(self._reactor.connections.values())
             # Last, so that no input follows it: the next broker may be of another version, with other rules.
             self._snapshot()
         for timer in (self._timer, self._status):

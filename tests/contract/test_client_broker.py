@@ -216,7 +216,7 @@ class Shell:
         assert err == ""
         found = json.loads(out)
         assert found["ok"] is (code == 0)
-        assert code == 0 or set(found["error"]) == {"code", "text"}
+        assert code == 0 or {"code", "text"} <= set(found["error"]) <= {"code", "text", "hint"}
         return code, found
 
     @contextmanager
@@ -496,3 +496,67 @@ def test_a_reader_that_goes_away_is_no_fault(shell: Shell) -> None:
         assert watch.process.stderr is not None
         assert watch.process.stderr.read() == ""
         assert watch.process.wait(HANG) == 141
+
+
+def test_a_seat_without_a_broker_says_so_and_queues_nothing(start: StartBroker) -> None:
+    first = start({})
+    shell = Shell(first)
+    with shell.watch() as watch:
+        first.stop()
+        watch.until("disconnected")
+        for command in (("send", "agent", "lost"), ("ask", "agent", "lost?", "--timeout", "60"), ("list",)):
+            code, found = shell.json(*command)
+            assert (code, found["error"]["code"]) == (3, "BROKER_UNREACHABLE"), command
+            assert str(first.home.socket) in found["error"]["text"]
+            assert "intercom broker" in found["error"]["hint"]
+        first.start()
+        agent = first.join(fresh(), shell.scope, name="agent")
+        with shell.popen("send", "agent", "new", "--json") as process:
+            got = until(agent, "message")
+            assert (got["from"]["id"], got["message"]["content"]["text"]) == (watch.session_id, "new")
+            agent.send({"type": "message_received", "deliveryId": got["deliveryId"]})
+            assert process.stdout is not None
+            assert json.loads(process.stdout.read())["state"] == "delivered"
+
+
+def test_a_command_does_not_make_its_persons_name_ambiguous(shell: Shell) -> None:
+    agent = shell.broker.join(fresh(), shell.scope, name="ada")
+    with shell.popen("send", "ada", "x", "--json", AGENT_INTERCOM_SESSION_NAME="ada") as process:
+        got = until(agent, "message")
+        assert got["from"]["name"] == "ada (command)"
+        agent.send({"type": "message_received", "deliveryId": got["deliveryId"]})
+        assert process.stdout is not None
+        assert json.loads(process.stdout.read())["state"] == "delivered"
+    shell.broker.join(fresh(), shell.scope, name="ada")
+    code, _, err = shell.run("send", "ada", "x")
+    assert (code, ".." in err) == (1, False)
+    assert "ada (this command)" in shell.run("list", "--all", AGENT_INTERCOM_SESSION_NAME="ada")[1]
+
+
+@pytest.mark.parametrize("command", [("list",), ("send", "a", "b"), ("watch",), ("status",)])
+def test_an_address_that_is_too_long_is_named_as_that(shell: Shell, command: tuple[str, ...]) -> None:
+    code, found = shell.json(*command, PI_CODING_AGENT_DIR=f"/tmp/{'x' * 100}")
+    assert (code, found["error"]["code"]) == (2, "PATH_TOO_LONG")
+    assert "PI_CODING_AGENT_DIR" in found["error"]["hint"]
+
+
+def test_status_says_who_does_not_answer(start: StartBroker) -> None:
+    broker = start({})
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        code, found = Shell(broker).json("status")
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    assert (code, found["broker"]["state"], found["broker"]["listenerPid"]) == (3, "unreachable", broker.pid)
+    assert str(broker.pid) in found["error"]["text"]
+    assert f"kill -KILL {broker.pid}" in found["error"]["hint"]
+
+
+def test_a_broker_in_the_foreground_tells_that_it_is_degraded(start: StartBroker) -> None:
+    broker = start({"max_sessions": 0})
+    note = broker.home.intercom / "broker.status"
+    code, found = Shell(broker).json_any("status")
+    assert (code, found["broker"]["degraded"]) == (6, ["CONFIG_INVALID"])
+    assert note.stat().st_mode & 0o777 == 0o600
+    broker.stop()
+    assert not note.exists()

@@ -159,3 +159,34 @@ def test_cancel_tells_whether_it_applied(applied: bool) -> None:
             assert await settled(cancelling) is applied
 
     run(scenario)
+
+
+def test_an_ask_that_is_not_kept_open_is_only_taken_back() -> None:
+    async def scenario(broker: FakeBroker) -> None:
+        async with connected(broker) as (made, line):
+            asking = asyncio.ensure_future(made.ask("b", "?", timeout=0.05, keep_open=False))
+            message_id = await asked(line)
+            request = await line.expect("cancel_ask")
+            result = {"action": "cancel", "messageId": message_id, "applied": True}
+            line.write({"type": "ask_control_result", "requestId": request["requestId"], **result})
+            with pytest.raises(AskTimeout) as caught:
+                await settled(asking)
+            assert (caught.value.deferred, caught.value.cancelled) == (False, True)
+
+    run(scenario)
+
+
+def test_a_reply_that_crosses_the_taking_back_is_the_result() -> None:
+    async def scenario(broker: FakeBroker) -> None:
+        async with connected(broker) as (made, line):
+            asking = asyncio.ensure_future(made.ask("b", "?", timeout=0.05, keep_open=False))
+            message_id = await asked(line)
+            request = await line.expect("cancel_ask")
+            result = {"action": "cancel", "messageId": message_id, "applied": False}
+            line.write(
+                incoming("d2", "b", "r", "yes", replyTo=message_id),
+                {"type": "ask_control_result", "requestId": request["requestId"], **result},
+            )
+            assert (await settled(asking)).text == "yes"
+
+    run(scenario)

@@ -279,3 +279,44 @@ def test_a_broker_that_does_not_register_is_given_up() -> None:
         assert caught.value.code == "TIMEOUT"
 
     run(scenario)
+
+
+def test_connecting_now_does_not_wait_for_the_next_attempt() -> None:
+    async def scenario(broker: FakeBroker) -> None:
+        made = client(broker, reconnect_delays=(3_600.0,))
+        entering = asyncio.ensure_future(made.__aenter__())
+        line = await broker.accept()
+        await line.register()
+        await entering
+        await broker.stop()
+        line.close()
+        await Reader(made).skip_to(Disconnected)
+        with pytest.raises(ClientError) as caught:
+            await settled(asyncio.ensure_future(made.connect_now()))
+        assert caught.value.code == "BROKER_UNREACHABLE"
+        await broker.start()
+        connecting = asyncio.ensure_future(made.connect_now())
+        await (await broker.accept()).register()
+        await settled(connecting)
+        assert made.connected
+        await made.close()
+        with pytest.raises(ClientError) as caught:
+            await made.connect_now()
+        assert caught.value.code == "CLOSED"
+
+    run(scenario)
+
+
+def test_an_address_that_no_socket_can_have_is_told() -> None:
+    async def scenario(broker: FakeBroker) -> None:
+        long = f"{broker.path}/{'x' * 107}"
+        with pytest.raises(ClientError) as caught:
+            await IntercomClient(long, cwd="/", model="m").__aenter__()
+        assert caught.value.code == "PATH_TOO_LONG"
+        made = IntercomClient((long, broker.path), cwd="/", model="m")
+        entering = asyncio.ensure_future(made.__aenter__())
+        await (await broker.accept()).register()
+        await entering
+        await made.close()
+
+    run(scenario)

@@ -33,6 +33,7 @@ _BY_CODE: Final = {
     "INVALID_SESSION": USAGE,
     "FRAME_TOO_LARGE": USAGE,
     "USAGE": USAGE,
+    "PATH_TOO_LONG": USAGE,
     "CONFIG_INVALID": USAGE,
     "BROKER_UNREACHABLE": UNREACHABLE,
     "CONNECTION_LOST": UNREACHABLE,
@@ -48,12 +49,16 @@ _BY_CODE: Final = {
 
 _WAYS_OUT: Final = {
     "SCOPE_INVALID": "Set AGENT_INTERCOM_SCOPE_ID to 16 to 128 characters of A-Z a-z 0-9 _ -, or unset it.",
-    "BROKER_UNREACHABLE": "Run `systemctl --user start intercom.socket`, or `intercom broker`; "
-    "`intercom doctor` tells more.",
+    "PATH_TOO_LONG": "Shorten PI_CODING_AGENT_DIR, or without it HOME and XDG_RUNTIME_DIR.",
+    "BROKER_UNREACHABLE": "Run `systemctl --user start intercom.socket intercom-gateway.socket` (no such units: "
+    "`make install-user`), or `intercom broker`; `intercom doctor` tells more.",
     "CONNECTION_LOST": "Try again; `intercom doctor` tells more.",
     "INCOMPATIBLE": "`intercom doctor` tells what listens there and how to take over.",
     "PROTOCOL_MISMATCH": "`intercom doctor` tells what listens there and how to take over.",
     "PEER_FOREIGN": "Nothing was sent. `intercom doctor` tells who listens there.",
+    "PEER_UNREADABLE": "Nothing was sent. `intercom doctor` tells who listens there.",
+    "CONFIG_INVALID": "`intercom config show` tells every setting and its range.",
+    "ASK_ALREADY_PENDING": "Wait for that answer, or use `intercom send`, which asks for none.",
     "SESSION_NOT_FOUND": "`intercom list` shows who is there.",
     "SESSION_ID_IN_USE": "Unset AGENT_INTERCOM_SESSION_ID, or end the other session.",
     "AMBIGUOUS_TARGET": "`intercom list` shows the ids.",
@@ -64,15 +69,18 @@ _WAYS_OUT: Final = {
 class CommandError(Exception):
     """Ends a command. `code` is machine-readable, the text one line for a person, `details` further JSON members."""
 
-    def __init__(self, code: str, text: str, *, exit_code: int | None = None, **details: Any) -> None:
+    def __init__(
+        self, code: str, text: str, *, exit_code: int | None = None, hint: str | None = None, **details: Any
+    ) -> None:
         super().__init__(text)
         self.code = code
+        self.hint = hint
         self.exit_code = exit_for(code) if exit_code is None else exit_code
         self.details = details
 
     def result(self) -> JsonObject:
         """What `--json` prints."""
-        return failure(self.code, str(self), **self.details)
+        return failure(self.code, str(self), self.hint, **self.details)
 
 
 def exit_for(code: str) -> int:
@@ -85,6 +93,9 @@ def way_out(code: str) -> str:
     return _WAYS_OUT.get(code, "")
 
 
-def failure(code: str, text: str, **details: Any) -> JsonObject:
-    """The JSON shape of every failure."""
-    return {"ok": False, "error": {"code": code, "text": text}, **details}
+def failure(code: str, text: str, hint: str | None = None, /, **details: Any) -> JsonObject:
+    """The JSON shape of every failure. `hint` is the way out; without one it is that of the code."""
+    error = {"code": code, "text": text}
+    if found := way_out(code) if hint is None else hint:
+        error["hint"] = found
+    return {"ok": False, "error": error, **details}

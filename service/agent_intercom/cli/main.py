@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> int:
         if "--json" in arguments:
             output.emit(output.json_line(error.result()))
         else:
-            output.complain(str(error), error.code)
+            output.complain(str(error), error.result()["error"].get("hint", ""))
         return error.exit_code
 
 
@@ -73,7 +73,10 @@ def _translated(command: Command, options: argparse.Namespace) -> int:
         text = f"the operating system refused: {os.strerror(error.errno) if error.errno else 'unknown error'}"
         raise CommandError("OS_ERROR", text) from error
     except ClientError as error:
-        raise CommandError(error.code, str(error)) from error
+        hint = "`intercom doctor` tells whether the broker is well." if error.code == "TIMEOUT" else None
+        from agent_intercom.cli.place import here, told
+
+        raise CommandError(error.code, told(error, here().addresses), hint=hint) from error
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -24,6 +24,8 @@ from agent_intercom.intercom.client_types import Message, SessionInfo
 
 Outcome: TypeAlias = tuple[int, JsonObject]
 
+_ASK_DOCTOR = "`intercom doctor` tells whether the broker is well."
+
 
 async def perform(client: IntercomClient, request: JsonObject, *, lasting: bool) -> Outcome:
     """Carry `request` out. `lasting` tells whether the session stays, so that an unanswered ask may stay open too."""
@@ -39,7 +41,7 @@ async def perform(client: IntercomClient, request: JsonObject, *, lasting: bool)
         return REFUSED, _not_delivered(error)
     except SendTimeout as error:
         details = {"state": "unknown", "messageId": error.message_id, "accepted": error.accepted}
-        return TIMED_OUT, failure(error.code, _unknown(error), **details)
+        return TIMED_OUT, failure(error.code, _unknown(error), _ASK_DOCTOR, **details)
     except AskTimeout as error:
         return TIMED_OUT, _unanswered(error)
     except AskCancelledError as error:
@@ -85,12 +87,7 @@ async def _send(client: IntercomClient, to: str, text: str, reply_to: Any) -> Js
 
 
 async def _ask(client: IntercomClient, to: str, text: str, timeout: float, lasting: bool) -> JsonObject:
-    try:
-        reply = await client.ask(to, text, timeout=timeout)
-    except AskTimeout as error:
-        if not lasting:
-            error.deferred = not await client.cancel(error.message_id)
-        raise
+    reply = await client.ask(to, text, timeout=timeout, keep_open=lasting)
     return {"ok": True, "state": "replied", "to": to, "messageId": reply.asked_id, "reply": message_json(reply.message)}
 
 
@@ -105,7 +102,12 @@ def _unknown(error: SendTimeout) -> str:
 
 
 def _unanswered(error: AskTimeout) -> JsonObject:
-    state = "deferred" if error.deferred else "cancelled"
-    text = "no reply in time; the ask stays open" if error.deferred else "no reply in time; the ask was taken back"
-    details = {"state": state, "messageId": error.message_id, "delivered": error.delivered}
-    return failure(error.code, text, **details)
+    details = {"messageId": error.message_id, "delivered": error.delivered}
+    if error.deferred:
+        hint = "The reply will arrive at the watch that holds your seat."
+        return failure(error.code, "no reply in time; the ask stays open", hint, state="deferred", **details)
+    if error.cancelled:
+        hint = "With `intercom watch` running, asks come from your seat and stay open."
+        return failure(error.code, "no reply in time; the ask was taken back", hint, state="cancelled", **details)
+    text = "no reply in time, and no word from the broker; whether the ask stays open is unknown"
+    return failure(error.code, text, _ASK_DOCTOR, state="unknown", **details)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agent_intercom.cli.exits import JsonObject, way_out
+from agent_intercom.cli.exits import JsonObject
 
 
 def prepare() -> None:
@@ -46,10 +46,10 @@ def emit(text: str) -> None:
     print(text, flush=True)
 
 
-def complain(text: str, code: str = "") -> None:
+def complain(text: str, hint: str = "") -> None:
     """One line on stderr, with the way out."""
-    hint = way_out(code)
-    print(f"intercom: {printable(text)}{'. ' + hint if hint else ''}", file=sys.stderr)
+    whole = f"{text.rstrip('.')}. {hint}" if hint else text
+    print(f"intercom: {printable(whole)}", file=sys.stderr)
 
 
 def finish(as_json: bool, result: JsonObject, lines: Iterable[str]) -> None:

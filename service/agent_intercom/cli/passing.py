@@ -7,7 +7,7 @@ import asyncio
 
 from agent_intercom.cli.exits import JsonObject
 from agent_intercom.cli.operations import Outcome, perform
-from agent_intercom.cli.place import MODEL, Place, ephemeral_id
+from agent_intercom.cli.place import MODEL, Place, ephemeral_id, ephemeral_name
 from agent_intercom.cli.seat import Seat
 from agent_intercom.cli.seat_client import SeatClient
 from agent_intercom.intercom.client import IntercomClient
@@ -27,7 +27,7 @@ async def _carry_out(place: Place, request: JsonObject) -> Outcome:
     client = IntercomClient(
         place.addresses,
         session_id=ephemeral_id(),
-        name=place.name,
+        name=ephemeral_name(place),
         cwd=place.cwd,
         model=MODEL,
         scope=place.scope,

@@ -11,12 +11,21 @@ from typing import Final, NamedTuple
 
 from agent_intercom.cli.exits import CommandError
 from agent_intercom.intercom import paths
+from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.contract import SCOPE_ENVIRONMENT, parse_scope
 
 SESSION_ID_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_ID"
 SESSION_NAME_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_NAME"
 MODEL: Final = "human"
 EPHEMERAL_PREFIX: Final = "cli-"
+COMMAND_SUFFIX: Final = " (command)"
+
+_NAME_LENGTH: Final = 120
+"""Characters that fit a session's name with the suffix, whatever they are (contract section 2.1)."""
+
+_SET_RUNTIME_DIRECTORY: Final = (
+    "Log in through systemd-logind, which sets it to /run/user/UID, or set it to a private directory in memory."
+)
 
 _SESSION_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
@@ -41,12 +50,24 @@ def here(environ: Mapping[str, str] | None = None) -> Place:
     )
 
 
+def told(error: ClientError, addresses: list[str]) -> str:
+    """The text of a client's error for a person, with the addresses where that is what they ask next."""
+    if error.code != "BROKER_UNREACHABLE":
+        return str(error)
+    return f"no broker listens at {' or '.join(addresses)}"
+
+
 def ephemeral_id() -> str:
     """The id of a session that lives as long as one command.
 
     Never AGENT_INTERCOM_SESSION_ID: the agent in whose shell the command runs may hold that one.
     """
     return EPHEMERAL_PREFIX + os.urandom(6).hex()
+
+
+def ephemeral_name(place: Place) -> str:
+    """The name of such a session. Not the person's own, which would become ambiguous the moment the command runs."""
+    return place.name[:_NAME_LENGTH] + COMMAND_SUFFIX
 
 
 def chosen_session_id(environ: Mapping[str, str] | None = None) -> str | None:
@@ -72,15 +93,22 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
     environ = os.environ if environ is None else environ
     directory = paths.runtime_dir(environ)
     if directory is None:
+        given = environ.get("XDG_RUNTIME_DIR")
         text = (
-            "XDG_RUNTIME_DIR is not set, and messages are kept nowhere else; log in through systemd-logind, or set it"
+            f"XDG_RUNTIME_DIR is {'not an absolute path' if given else 'not set'}, and messages are kept nowhere else"
         )
-        raise CommandError("NO_RUNTIME_DIRECTORY", text, exit_code=2)
+        raise CommandError("NO_RUNTIME_DIRECTORY", text, exit_code=2, hint=_SET_RUNTIME_DIRECTORY)
+    if not os.path.isdir(os.path.dirname(directory)):
+        text = "XDG_RUNTIME_DIR names no directory, and messages are kept nowhere else"
+        raise CommandError("NO_RUNTIME_DIRECTORY", text, exit_code=2, hint=_SET_RUNTIME_DIRECTORY)
     try:
         paths.ensure_private(directory)
     except (paths.DirectoryRefusedError, OSError) as error:
         raise CommandError(
-            "NO_RUNTIME_DIRECTORY", "the directory below XDG_RUNTIME_DIR cannot be used", exit_code=2
+            "NO_RUNTIME_DIRECTORY",
+            f"{directory} cannot be used: {os.strerror(error.errno or 0) if isinstance(error, OSError) else error}",
+            exit_code=2,
+            hint=_SET_RUNTIME_DIRECTORY,
         ) from error
     return directory
 

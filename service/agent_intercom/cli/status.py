@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from typing import Any
 
 from agent_intercom.cli import output
-from agent_intercom.cli.exits import DEGRADED, INCOMPATIBLE, OK, UNREACHABLE, CommandError, JsonObject, failure
-from agent_intercom.cli.place import EPHEMERAL_PREFIX, MODEL, Place, here
+from agent_intercom.cli.exits import DEGRADED, OK, CommandError, JsonObject
+from agent_intercom.cli.place import EPHEMERAL_PREFIX, MODEL, Place, here, told
 from agent_intercom.cli.systemd import Manager, ManagerUnreachable
-from agent_intercom.intercom.foreign import Probe, is_manager, probe
+from agent_intercom.intercom import ownership, statefiles
+from agent_intercom.intercom.client_errors import ClientError
+from agent_intercom.intercom.foreign import ADDRESS_BYTES, Probe, fits, is_manager, probe
 
 DEGRADED_MARK = "; degraded: "
 """How the broker's status line begins to tell what is wrong (`Broker.status_text`)."""
@@ -19,15 +22,13 @@ DEGRADED_MARK = "; degraded: "
 PATIENCE = 5.0
 """Seconds that a person waits for an answer: a first start on a cold, busy machine takes longer than a client waits."""
 
-FAILED_STATES = {"incompatible": "INCOMPATIBLE", "foreign": "PEER_FOREIGN"}
-
 
 def status(options: argparse.Namespace) -> int:
     """`intercom status`."""
     place = here()
     address, found = look(place.addresses)
-    text = status_text() if found.listening and is_manager(found.pid) else None
-    broker = {
+    text = _status_text(address, found)
+    broker: JsonObject = {
         "reachable": found.state == "compatible",
         "state": found.state,
         "address": address,
@@ -37,23 +38,20 @@ def status(options: argparse.Namespace) -> int:
         "degraded": degraded(text),
     }
     if found.state != "compatible":
-        code = FAILED_STATES.get(found.state, "BROKER_UNREACHABLE")
-        result = failure(code, _why(found), broker=broker)
-        if options.json:
-            output.emit(output.json_line(result))
-        else:
-            output.complain(result["error"]["text"], code)
-        return INCOMPATIBLE if code in FAILED_STATES.values() else UNREACHABLE
-    sessions = _count(place)
-    result = {"ok": True, "broker": broker, "sessions": sessions, "scoped": place.scope is not None}
+        raise _unreached(place.addresses, address, found, broker)
+    try:
+        sessions = _count(place)
+    except ClientError as error:
+        # It was there a moment ago.
+        broker |= {"reachable": False, "state": "unreachable"}
+        raise CommandError(error.code, told(error, place.addresses), broker=broker) from error
+    result: JsonObject = {"ok": True, "broker": broker, "sessions": sessions, "scoped": place.scope is not None}
     output.finish(options.json, result, _lines(result))
     return DEGRADED if broker["degraded"] else OK
 
 
 def look(addresses: list[str]) -> tuple[str, Probe]:
     """The first address where something listens, and what; the last one where nothing does."""
-    import os
-
     found = Probe("absent")
     address = addresses[0]
     for address in addresses:
@@ -63,6 +61,33 @@ def look(addresses: list[str]) -> tuple[str, Probe]:
                 found = found._replace(state="foreign")
             break
     return address, found
+
+
+def not_answering(found: Probe) -> tuple[str, str]:
+    """What to say of a listener that gives no answer in time, and the way out."""
+    if is_manager(found.pid):
+        text = "systemd listens, and the broker does not answer in time"
+        return text, "Run `systemctl --user restart intercom.service`; `journalctl --user -u intercom` may tell why."
+    if not found.pid:
+        return "something listens and does not answer in time", "`intercom doctor` tells more."
+    text = f"process {found.pid} listens and does not answer in time"
+    return text, f"If it stays so, end it: kill -KILL {found.pid}"
+
+
+def _status_text(address: str, found: Probe) -> str | None:
+    """The broker's own status line: from the service manager, or from the file of a broker in the foreground."""
+    if not found.listening:
+        return None
+    if is_manager(found.pid):
+        return status_text()
+    directory = os.path.dirname(address)
+    if found.pid is None or ownership.owner(directory) != found.pid:
+        return None
+    try:
+        text = statefiles.read(os.path.join(directory, ownership.STATUS), 4_096)
+    except OSError:
+        return None
+    return text.decode("utf-8", "replace").strip() or None
 
 
 def status_text() -> str | None:
@@ -88,15 +113,27 @@ def _activation(found: Probe) -> str | None:
     return "systemd" if is_manager(found.pid) else "foreground"
 
 
-def _why(found: Probe) -> str:
+def _unreached(addresses: list[str], address: str, found: Probe, broker: JsonObject) -> CommandError:
+    """What `status` ends with where no broker answers."""
+    if not any(map(fits, addresses)):
+        text = f"the broker's address is longer than the {ADDRESS_BYTES} bytes that a socket's path may have"
+        return CommandError("PATH_TOO_LONG", text, broker=broker)
     match found.state:
         case "incompatible":
-            return "what listens is not a broker of this protocol and version"
+            return CommandError(
+                "INCOMPATIBLE", "what listens is not a broker of this protocol and version", broker=broker
+            )
         case "foreign":
-            return "another user's process listens at the broker's address"
-        case "absent":
-            return "no broker listens"
-    return "what listens gives no answer in time" if found.listening else "the broker's address cannot be reached"
+            text = "another user's process listens at the broker's address"
+            return CommandError("PEER_FOREIGN", text, broker=broker)
+    hint = None
+    if found.state == "absent":
+        text = f"no broker listens at {' or '.join(addresses)}"
+    elif found.listening:
+        text, hint = not_answering(found)
+    else:
+        text = f"{address} cannot be reached"
+    return CommandError("BROKER_UNREACHABLE", text, hint=hint, broker=broker)
 
 
 def _count(place: Place) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agent_intercom.cli import output
 from agent_intercom.cli.control import ask_seat
 from agent_intercom.cli.exits import OK, CommandError, JsonObject
-from agent_intercom.cli.place import EPHEMERAL_PREFIX, MODEL, Place, here
+from agent_intercom.cli.place import COMMAND_SUFFIX, EPHEMERAL_PREFIX, MODEL, Place, here
 from agent_intercom.cli.seat import Ask, Seat, select
 
 if TYPE_CHECKING:
@@ -135,6 +135,9 @@ def _text(argument: str) -> str:
 
 
 def _reply_words(words: list[str]) -> tuple[str | None, str]:
+    if words in (["latest"], ["oldest"]):
+        text = f"reply {words[0]} says which ask, and no answer to it"
+        raise CommandError("USAGE", text, hint=f"Write: intercom reply {words[0]} TEXT")
     if len(words) == 1:
         return None, words[0]
     if len(words) == 2:
@@ -150,7 +153,9 @@ def _roster(sessions: list[JsonObject], hidden: int) -> Iterator[str]:
     if sessions:
         rows = [
             (
-                s.get("name", "") + (" (this command)" if s["self"] and _passing(s) else ""),
+                s.get("name", "").removesuffix(COMMAND_SUFFIX) + " (this command)"
+                if s["self"] and _passing(s)
+                else s.get("name", ""),
                 s["model"],
                 s.get("status", ""),
                 s["cwd"],
@@ -201,9 +206,5 @@ def _report(as_json: bool, code: int, result: JsonObject) -> int:
         "failed": "accepted, but not delivered: ",
         "unknown": "",
     }
-    output.complain(words.get(result.get("state", ""), "") + error["text"], error["code"])
-    if result.get("state") == "deferred":
-        output.complain("the reply will arrive at the watch that holds your seat")
-    elif result.get("state") == "cancelled" and error["code"] == "TIMEOUT":
-        output.complain("with `intercom watch` running, asks come from your seat and stay open")
+    output.complain(words.get(result.get("state", ""), "") + error["text"], error.get("hint", ""))
     return code

@@ -14,11 +14,12 @@ from contextlib import suppress
 
 from agent_intercom.cli import output
 from agent_intercom.cli.control import MAX_LINE, same_user
-from agent_intercom.cli.exits import BROKEN_PIPE, OK, USAGE, CommandError, JsonObject, failure
+from agent_intercom.cli.exits import BROKEN_PIPE, OK, TIMED_OUT, USAGE, CommandError, JsonObject, exit_for, failure
 from agent_intercom.cli.operations import Outcome, message_json, perform, session_json
-from agent_intercom.cli.place import here
+from agent_intercom.cli.place import here, told
 from agent_intercom.cli.seat import Seat
 from agent_intercom.cli.seat_client import SeatClient
+from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.client_types import (
     AskCancelled,
     AskDeferred,
@@ -32,30 +33,35 @@ from agent_intercom.intercom.client_types import (
     Presence,
     SessionInfo,
 )
+from agent_intercom.intercom.foreign import ADDRESS_BYTES, fits
 
 REQUEST_TIMEOUT = 10.0
+CONNECT_TIMEOUT = 10.0
 
 
 def watch(options: argparse.Namespace) -> int:
     """`intercom watch`: until interrupted (exit 0) or the seat is lost."""
     place = here()
     seat = Seat(place)
+    if not fits(seat.control_path):
+        text = f"XDG_RUNTIME_DIR is so long that the seat's socket has more than {ADDRESS_BYTES} bytes"
+        raise CommandError("PATH_TOO_LONG", text, hint="Set XDG_RUNTIME_DIR to a shorter one.")
     if not seat.hold():
         raise CommandError("SEAT_BUSY", "another `intercom watch` holds this seat; end it first")
     try:
         printer = Printer(options.json)
-        return asyncio.run(_watch(SeatClient(place, seat, printer.show), seat, printer))
+        return asyncio.run(_watch(SeatClient(place, seat, printer.show), seat, place.addresses))
     finally:
         seat.release()
 
 
-async def _watch(session: SeatClient, seat: Seat, printer: Printer) -> int:
+async def _watch(session: SeatClient, seat: Seat, addresses: list[str]) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.create_task(stop.wait(), name="watch-stop")
-    starting = asyncio.create_task(_run(session, seat, printer), name="watch-run")
+    starting = asyncio.create_task(_run(session, seat, addresses), name="watch-run")
     try:
         await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -69,8 +75,8 @@ async def _watch(session: SeatClient, seat: Seat, printer: Printer) -> int:
                 await task
 
 
-async def _run(session: SeatClient, seat: Seat, printer: Printer) -> int:
-    async with session, Control(session, seat):
+async def _run(session: SeatClient, seat: Seat, addresses: list[str]) -> int:
+    async with session, Control(session, seat, addresses):
         try:
             await session.ended()
         except BrokenPipeError:
@@ -158,7 +164,8 @@ def event_json(event: Event) -> JsonObject:
 class Control:
     """The seat's own socket, for other commands of the same user."""
 
-    def __init__(self, session: SeatClient, seat: Seat) -> None:
+    def __init__(self, session: SeatClient, seat: Seat, addresses: list[str]) -> None:
+        self._addresses = addresses
         self._session = session
         self._seat = seat
         self._server: asyncio.Server | None = None
@@ -221,11 +228,24 @@ class Control:
                 with suppress(asyncio.CancelledError, OSError):
                     await task
 
+    async def _connected(self, request: JsonObject) -> Outcome | None:
+        """None once the seat is connected; else why it is not. Nothing is queued for a broker that is not there."""
+        patience = request.get("timeout")
+        try:
+            async with asyncio.timeout(min(patience, CONNECT_TIMEOUT) if isinstance(patience, float) else None):
+                await self._session.client.connect_now()
+        except TimeoutError:
+            text = "the broker did not register the seat in time; nothing was sent"
+            return TIMED_OUT, failure("TIMEOUT", text, "`intercom doctor` tells whether the broker is well.")
+        except ClientError as error:
+            return exit_for(error.code), failure(error.code, f"{told(error, self._addresses)}; nothing was sent")
+        return None
+
     async def _perform(self, request: JsonObject) -> Outcome:
         client = self._session.client
         if request.get("op") == "whoami":
             return OK, {"ok": True, "sessionId": client.session_id, "connected": client.connected}
-        outcome = await perform(client, request, lasting=True)
+        outcome = await self._connected(request) or await perform(client, request, lasting=True)
         target, asked = request.get("to"), request.get("replyTo")
         if isinstance(target, str) and isinstance(asked, str):
             if outcome[0] == OK:

@@ -72,7 +72,7 @@ class IntercomClient:
     tokens per second), or None for a broker without one.
 
     Entering raises ClientError: `SCOPE_INVALID` and `INVALID_SESSION` before a socket is opened, `BROKER_UNREACHABLE`,
-    `PEER_FOREIGN`, `INCOMPATIBLE`, `TIMEOUT`, or the code of the broker's refusal.
+    `PATH_TOO_LONG`, `PEER_FOREIGN`, `INCOMPATIBLE`, `TIMEOUT`, or the code of the broker's refusal.
     """
 
     def __init__(
@@ -119,6 +119,8 @@ class IntercomClient:
         self._lost: asyncio.Future[str | None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._runner: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._attempts: list[asyncio.Future[None]] = []
         self._error: ClientError | None = None
 
     async def __aenter__(self) -> Self:
@@ -150,6 +152,19 @@ class IntercomClient:
     def broker_pid(self) -> int:
         """The process that called listen() on the socket, by the kernel: the user manager for a socket unit."""
         return self._link.peer.pid
+
+    async def connect_now(self) -> None:
+        """Return once registered. While the client waits to try again, it tries now instead.
+
+        Raises ClientError: what that attempt failed with, or what ended the client.
+        """
+        self._raise_if_ended()
+        if self._state.connected:
+            return
+        attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._attempts.append(attempt)
+        self._hurry.set()
+        await attempt
 
     async def list(self) -> list[SessionInfo]:
         """Every session of this scope, this one included. Raises ClientError `TIMEOUT` or what ended the client."""
@@ -185,14 +200,15 @@ class IntercomClient:
         text: str,
         *,
         timeout: float | None = 30.0,
+        keep_open: bool = True,
         message_id: str | None = None,
         attachments: Sequence[Attachment] = (),
     ) -> Reply:
         """Send an ask and wait `timeout` seconds for its reply; None waits for ever.
 
-        Raises AskTimeout after deferring the ask; its late reply arrives as an ordinary message. Raises
-        AskCancelledError when the asked session leaves for good, and what `send` raises. Cancelling the task cancels
-        the ask.
+        Raises AskTimeout after deferring the ask; its late reply arrives as an ordinary message. Without `keep_open`
+        the ask is taken back instead, unless its reply comes before that. Raises AskCancelledError when the asked
+        session leaves for good, and what `send` raises. Cancelling the task cancels the ask.
         """
         record = self._outgoing(to, text, message_id, attachments, None, None, expects_reply=True)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -205,7 +221,10 @@ class IntercomClient:
         except TimeoutError:
             if reply.done() and not reply.cancelled():
                 return reply.result()
-            raise AskTimeout(record.message_id, delivered, await self._defer_late(record.message_id)) from None
+            if not keep_open:
+                return await self._take_back(record.message_id, delivered)
+            deferred = await self._defer_late(record.message_id)
+            raise AskTimeout(record.message_id, delivered, deferred=deferred) from None
         except asyncio.CancelledError:
             self._link.post(_ask_control("cancel_ask", random_id(), record.message_id))
             raise
@@ -265,6 +284,7 @@ class IntercomClient:
             try:
                 code = await self._session(resumed)
             except ClientError as error:
+                self._settle_attempts(error)
                 if not self._try_again(error.code, resumed, attempt):
                     self._end(error, error)
                     return
@@ -277,8 +297,20 @@ class IntercomClient:
                     return
                 if loop.time() - began >= STEADY:
                     attempt = 0
-            await asyncio.sleep(self._delays[min(attempt, len(self._delays) - 1)])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._delays[min(attempt, len(self._delays) - 1)]):
+                    await self._hurry.wait()
+            self._hurry.clear()
             attempt += 1
+
+    def _settle_attempts(self, error: ClientError | None) -> None:
+        """Tell those who wait in `connect_now` how an attempt ended."""
+        waiting, self._attempts = self._attempts, []
+        for attempt in waiting:
+            if error is not None:
+                fail(attempt, error)
+            elif not attempt.done():
+                attempt.set_result(None)
 
     def _try_again(self, code: str, resumed: bool, attempt: int) -> bool:
         if resumed or self._patient:
@@ -299,6 +331,8 @@ class IntercomClient:
             if not self._state.connected:
                 self._link.drop()
         self._state.events.put(Connected(self.session_id, resumed))
+        self._hurry.clear()
+        self._settle_attempts(None)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
         return await self._lost
@@ -338,6 +372,7 @@ class IntercomClient:
             self._error = error
         self._link.drop()
         self._state.end(self._error, for_reader)
+        self._settle_attempts(self._error)
         if self._ready is not None:
             fail(self._ready, self._error)
 
@@ -363,6 +398,17 @@ class IntercomClient:
         with suppress(ClientError):
             return await self.defer(message_id)
         return False
+
+    async def _take_back(self, message_id: str, delivered: bool) -> Reply:
+        """Cancel an ask that nobody waits for any more. A reply that was there first is the result after all."""
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._state.replies[message_id] = reply
+        cancelled = False
+        with suppress(ClientError):
+            cancelled = await self.cancel(message_id)
+        if reply.done():
+            return reply.result()
+        raise AskTimeout(message_id, delivered, cancelled=cancelled)
 
     async def _control_ask(self, kind: str, message_id: str) -> bool:
         frames.check_text(message_id, "message_id", 1, DEFAULT_LIMITS.message_id, "INVALID_MESSAGE")

@@ -8,8 +8,9 @@ class ClientError(Exception):
     """The client refused or failed something.
 
     `code` is an error code of the protocol (contract section 2.3) or one of: `SCOPE_INVALID`, `INVALID_SESSION`,
-    `INVALID_MESSAGE`, `FRAME_TOO_LARGE`, `BROKER_UNREACHABLE`, `CONNECTION_LOST`, `PEER_FOREIGN`, `PEER_UNREADABLE`,
-    `INCOMPATIBLE`, `PROTOCOL_VIOLATION`, `TIMEOUT`, `CLOSED`. `field` names the value at fault where there is one.
+    `INVALID_MESSAGE`, `FRAME_TOO_LARGE`, `PATH_TOO_LONG`, `BROKER_UNREACHABLE`, `CONNECTION_LOST`, `PEER_FOREIGN`,
+    `PEER_UNREADABLE`, `INCOMPATIBLE`, `PROTOCOL_VIOLATION`, `TIMEOUT`, `CLOSED`. `field` names the
+    value at fault where there is one.
     """
 
     def __init__(self, code: str, text: str, field: str | None = None) -> None:
@@ -42,13 +43,18 @@ class SendTimeout(ClientError):
 
 
 class AskTimeout(ClientError):
-    """No reply in time. The ask was deferred: it stays open, and a late reply arrives as an ordinary message."""
+    """No reply in time.
 
-    def __init__(self, message_id: str, delivered: bool, deferred: bool) -> None:
+    `deferred`: the ask stays open, and a late reply arrives as an ordinary message. `cancelled`: it was taken back.
+    Neither where the broker did not say.
+    """
+
+    def __init__(self, message_id: str, delivered: bool, *, deferred: bool = False, cancelled: bool = False) -> None:
         super().__init__("TIMEOUT", "no reply in time")
         self.message_id = message_id
         self.delivered = delivered
         self.deferred = deferred
+        self.cancelled = cancelled
 
 
 class AskCancelledError(ClientError):

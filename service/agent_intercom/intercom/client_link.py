@@ -13,6 +13,7 @@ from agent_intercom.intercom import client_frames as frames
 from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.client_state import Pacer
 from agent_intercom.intercom.contract import DEFAULT_LIMITS
+from agent_intercom.intercom.foreign import ADDRESS_BYTES, fits
 from agent_intercom.wire.channel import NOBODY, FrameChannel
 from agent_intercom.wire.errors import WireError
 
@@ -51,10 +52,14 @@ class Link:
         self.peer = NOBODY
 
     async def open(self) -> None:
-        """Connect. Raises ClientError `BROKER_UNREACHABLE`, `PEER_FOREIGN` or `PEER_UNREADABLE`."""
+        """Connect. Raises ClientError `BROKER_UNREACHABLE`, `PATH_TOO_LONG`, `PEER_FOREIGN` or `PEER_UNREADABLE`."""
         self._clear()
         refused: OSError | None = None
-        for path in self._paths:
+        possible = [path for path in self._paths if fits(path)]
+        if self._paths and not possible:
+            text = f"the broker's address is longer than the {ADDRESS_BYTES} bytes that a socket's path may have"
+            raise ClientError("PATH_TOO_LONG", text)
+        for path in possible:
             try:
                 channel = await self._connect(path)
             except WireError as error:

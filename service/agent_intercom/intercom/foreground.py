@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 
@@ -16,21 +17,45 @@ from agent_intercom.intercom import contract, faults, ownership, paths
 from agent_intercom.intercom.launch import make_broker, obey_signals, serve
 
 
-def run(notifier: Notifier, started: int) -> int:
+class StatusFile(Notifier):
+    """Tells the status to `broker.status` in `directory` too: there may be no service manager to ask."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def ready(self, status: str) -> None:
+        super().ready(status)
+        self._write(status)
+
+    def status(self, text: str) -> None:
+        super().status(text)
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        # A full disk is among what the status tells; it must not end the broker.
+        with contextlib.suppress(OSError):
+            ownership.write_status(self._directory, text)
+
+
+def run(started: int) -> int:
     """Start, in the order of contract section 1.3, and serve. Exit status 1 with one line where it must refuse."""
     directory = paths.intercom_dir(os.environ)
     pid = os.getpid()
     try:
+        notifier = StatusFile(directory)
         os.close(standalone.private_directory(directory))
         ownership.acquire_owner(directory, pid)
-    except (HostError, ownership.OwnershipError) as error:
-        return _refuse(str(error))
+    except HostError as error:
+        return _refuse(f"{error} ({directory})" if error.field != "NOTIFY_SOCKET" else str(error))
+    except ownership.OwnershipError as error:
+        return _refuse(f"{error}{_whose(directory)}")
     local = paths.compat_socket(os.environ)
     remote = paths.compat_gateway_socket(os.environ)
     try:
         return asyncio.run(_serve(notifier, started, directory, local, remote))
     except HostError as error:
-        return _refuse(str(error))
+        return _refuse(f"{error} ({directory})")
     finally:
         ownership.release(directory, pid, (local, remote))
 
@@ -61,6 +86,17 @@ async def _serve(notifier: Notifier, started: int, directory: str, local: str, r
     finally:
         await broker.close(hand_over=False)
     return 0
+
+
+def _whose(directory: str) -> str:
+    """Who has the directory, and the way out, behind the contract's text."""
+    pid = ownership.owner(directory)
+    name = os.path.join(directory, ownership.OWNER)
+    if not ownership.is_manager(pid):
+        return f" ({name})"
+    if ownership.probe(paths.compat_socket(os.environ)).listening:
+        return f", the service manager: intercom.socket listens there, and no other broker is needed ({name})"
+    return f", the service manager, but nothing listens there. If intercom.socket is elsewhere by now: rm {name}"
 
 
 def _refuse(why: str) -> int:

@@ -32,6 +32,9 @@ REMOTE_ACCESS: Final = {
 }
 
 PROBE_SECONDS: Final = 1.0
+ADDRESS_BYTES: Final = 107
+"""What the path of a Unix socket may have (unix(7)), without the terminating zero."""
+
 START_COMMAND: Final = (
     "systemctl --user reset-failed intercom.socket intercom-gateway.socket; "
     "systemctl --user start intercom.socket intercom-gateway.socket"
@@ -94,6 +97,11 @@ def probe(address: str, timeout: float = PROBE_SECONDS, endpoint: str = "local")
     wanted = {"protocol": PROTOCOL, "version": VERSION, "endpoint": endpoint, "remoteAccess": REMOTE_ACCESS}
     fits = all(answer.get(key) == value for key, value in wanted.items())
     return found._replace(state="compatible" if fits else "incompatible")
+
+
+def fits(address: str | os.PathLike[str]) -> bool:
+    """Whether the path can be a Unix socket's."""
+    return len(os.fsencode(address)) <= ADDRESS_BYTES
 
 
 def is_manager(pid: int | None) -> bool:

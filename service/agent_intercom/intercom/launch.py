@@ -34,7 +34,14 @@ Run the intercom broker in the foreground, binding for itself in the agent direc
 (PI_CODING_AGENT_DIR, else ~/.pi/agent). Under systemd use intercom.socket instead.
 A client can run it as its brokerCommand: the trailing PATH that clients add is ignored.
 
-example: PI_CODING_AGENT_DIR=/tmp/agents intercom broker
+It ends when there was no session for five seconds. To let it wait longer, set
+AGENT_INTERCOM_IDLE_EXIT_MS (at most 86400000, a day), or idle_exit_ms in intercom.toml.
+
+example: PI_CODING_AGENT_DIR=/tmp/agents AGENT_INTERCOM_IDLE_EXIT_MS=3600000 intercom broker
+
+exit codes:
+  0  ended: idle, or told to
+  1  refused to start; the line on standard error says why
 """
 
 _STORE_DELAY: Final = 0.5
@@ -52,15 +59,15 @@ def main(argv: Sequence[str] = ()) -> int:
     os.umask(0o077)
     try:
         given = inherited()
-        notifier = Notifier()
+        notifier = Notifier() if given.listeners else None
     except HostError as error:
         sys.stderr.write(f"intercom broker: {error}\n")
         return 1
-    if given.listeners:
+    if notifier is not None:
         return asyncio.run(_activated(given, notifier, started))
     from agent_intercom.intercom import foreground
 
-    return foreground.run(notifier, started)
+    return foreground.run(started)
 
 
 def make_broker(notifier: Notifier, tape: StateFile, journal: Journal, *, bound: str, state_directory: str) -> Broker:

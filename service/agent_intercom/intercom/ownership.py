@@ -43,10 +43,14 @@ __all__ = [
     "release",
     "take_over",
     "write_pid",
+    "write_status",
 ]
 
 OWNER: Final = "broker.owner"
 PID: Final = "broker.pid"
+STATUS: Final = "broker.status"
+"""What a broker that bound for itself says of its health, for `intercom status`."""
+
 COMPAT_ENVIRONMENT: Final = "AGENT_INTERCOM_COMPAT_DIR"
 """The directory of the compatibility sockets, where the unit names it: the environment may say something else."""
 
@@ -85,15 +89,20 @@ def acquire_owner(directory: str, pid: int) -> None:
 
 def write_pid(directory: str, pid: int) -> None:
     """Write `broker.pid`, once both sockets listen. For a broker that bound for itself, never for the manager."""
-    _replace(path.join(directory, PID), pid)
+    _replace(path.join(directory, PID), b"%d" % pid)
+
+
+def write_status(directory: str, text: str) -> None:
+    """Write `broker.status`. For a broker that bound for itself: others tell the service manager."""
+    _replace(path.join(directory, STATUS), text.encode())
 
 
 def release(directory: str, pid: int, sockets: Iterable[str] = ()) -> bool:
-    """Remove `sockets`, `broker.pid` and `broker.owner`, provided that `broker.owner` names `pid`; whether it did."""
+    """Remove `sockets`, `broker.pid`, `broker.status` and `broker.owner`, if that names `pid`; whether it did."""
     name = path.join(directory, OWNER)
     if _read_pid(name) != pid:
         return False
-    for gone in (*sockets, path.join(directory, PID), name):
+    for gone in (*sockets, path.join(directory, PID), path.join(directory, STATUS), name):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(gone)
     return True
@@ -142,7 +151,7 @@ def _read_pid(name: str) -> int | None:
 
 def _create(name: str, pid: int) -> bool:
     """Make the file with its content at once, so that no reader finds it empty; false where it exists."""
-    temporary = _write(name, pid)
+    temporary = _write(name, b"%d" % pid)
     try:
         os.link(temporary, name)
     except FileExistsError:
@@ -152,17 +161,17 @@ def _create(name: str, pid: int) -> bool:
     return True
 
 
-def _replace(name: str, pid: int) -> None:
-    os.rename(_write(name, pid), name)
+def _replace(name: str, content: bytes) -> None:
+    os.rename(_write(name, content), name)
 
 
-def _write(name: str, pid: int) -> str:
+def _write(name: str, content: bytes) -> str:
     temporary = f"{name}.{os.getpid()}.tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, b"%d" % pid)
+        os.write(descriptor, content)
     finally:
         os.close(descriptor)
     return temporary
@@ -198,12 +207,12 @@ class Guard:
         if not _create(name, self.manager):
             if found := self._starting(before):
                 return found
-            _replace(name, self.manager)
+            _replace(name, b"%d" % self.manager)
         # One that became owner just before may have come to listen meanwhile.
         found = self._occupied()
         if found:
             if before is not None and alive(before):
-                _replace(name, before)
+                _replace(name, b"%d" % before)
             else:
                 self.release()
         return found
@@ -212,7 +221,7 @@ class Guard:
         """Write the manager into `broker.owner`, and remove a `broker.pid` whose process is gone or the manager."""
         paths.ensure_private(self.directory)
         if owner(self.directory) != self.manager:
-            _replace(path.join(self.directory, OWNER), self.manager)
+            _replace(path.join(self.directory, OWNER), b"%d" % self.manager)
         name = path.join(self.directory, PID)
         pid = _read_pid(name)
         if pid is None or pid == self.manager or not alive(pid) or not _since(pid, name):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Building the C programs, and starting what is measured: the relay, the router, the broker, the bare process.
 
-Nothing is pinned and nothing is niced: every process inherits what the bench itself has, so both sides run alike.
+Nothing is niced, and the bench pins all servers alike: both sides run under the same conditions.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import pytest
 
+from agent_intercom.cli import status
+from agent_intercom.cli.main import main
 from agent_intercom.intercom.client import IntercomClient, health
 from agent_intercom.intercom.client_errors import AskTimeout, ClientError, DeliveryFailed
 from agent_intercom.intercom.client_types import (
@@ -182,12 +184,12 @@ class Shell:
     def __init__(self, broker: Broker) -> None:
         self.scope = fresh_scope()
         self.broker = broker
-        self._environment = {**broker.home.environment(), "AGENT_INTERCOM_SCOPE_ID": self.scope}
+        self.environment = {**broker.home.environment(), "AGENT_INTERCOM_SCOPE_ID": self.scope}
 
     def popen(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "agent_intercom.cli", *arguments],
-            env={**self._environment, **more},
+            env={**self.environment, **more},
             cwd=os.getcwd(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -479,8 +481,8 @@ def test_take_over_says_whom_it_disconnects(start: StartBroker) -> None:
     assert shell.json("watch")[0] == 3
 
 
-@pytest.mark.parametrize("command", [("list",), ("send", "a", "b"), ("watch",), ("status",), ("doctor",), ("whoami",)])
-def test_an_invalid_scope_stops_every_command(broker: Broker, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [("list",), ("send", "a", "b"), ("watch",), ("status",), ("whoami",)])
+def test_an_invalid_scope_stops_every_command_that_connects(broker: Broker, command: tuple[str, ...]) -> None:
     shell = Shell(broker)
     code, out, err = shell.run(*command, AGENT_INTERCOM_SCOPE_ID="s3cret")
     assert code == 2
@@ -560,3 +562,17 @@ def test_a_broker_in_the_foreground_tells_that_it_is_degraded(start: StartBroker
     assert note.stat().st_mode & 0o777 == 0o600
     broker.stop()
     assert not note.exists()
+
+
+def test_status_keeps_its_shape_when_the_broker_ends_just_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broker: Broker
+) -> None:
+    def gone(place: object) -> int:
+        raise ClientError("BROKER_UNREACHABLE", "no broker listens")
+
+    for name, value in Shell(broker).environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(status, "_count", gone)
+    assert main(["status", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["error"]["code"], found["broker"]["reachable"]) == ("BROKER_UNREACHABLE", False)

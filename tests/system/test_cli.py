@@ -115,9 +115,14 @@ def test_setup_moves_the_compatibility_path_and_back(bed: Any) -> None:
     assert intercom(bed, "alice", "list", env=island)[0] == 0
     owner = (bed.root / "home/alice/island/intercom/broker.owner").read_text()
     assert owner.isdigit()
-    assert checks(intercom(bed, "alice", "doctor")[1])["agent-directory"]["state"] == "fail"
+    seen = checks(intercom(bed, "alice", "doctor")[1])
+    assert seen["agent-directory"]["state"] == "fail"
+    assert "owner-file" not in seen
+    assert not (bed.root / "home/alice/.pi/agent/intercom/broker.owner").exists()
     _, found = intercom(bed, "alice", "setup", "--undo")
     bed.as_user("alice", found["next"])
+    alone = bed.popen("alice", f"{island} exec /usr/bin/intercom broker")
+    assert alone.stdout.readline().startswith("Intercom broker started")
     assert intercom(bed, "alice", "doctor")[0] == 0
 
 

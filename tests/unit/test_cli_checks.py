@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,13 @@ def test_the_service(change: Any, expected: dict[str, str]) -> None:
     assert {name: check.state for name, check in found.items()} == expected
 
 
+def test_a_service_that_stopped_has_no_last_words() -> None:
+    stale = {"ActiveState": "inactive", "StatusText": "1 session; degraded: STATE_FULL"}
+    found = by_name(list(checks.service(units(intercom_service=stale))))
+    assert set(found) == {"intercom.service"}
+    assert found["intercom.service"].text == "inactive"
+
+
 def test_the_brokers_status_line_is_understood() -> None:
     assert status.degraded("2 sessions") == []
     assert status.degraded(None) == []
@@ -100,9 +108,10 @@ def test_the_brokers_status_line_is_understood() -> None:
 )
 def test_who_listens(probe: Probe, active: bool, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "probe", lambda address, timeout: probe)
-    monkeypatch.setattr(checks, "is_manager", lambda pid: pid == MANAGER)
+    for module in (checks, status):
+        monkeypatch.setattr(module, "is_manager", lambda pid: pid == MANAGER)
     change = {} if active else {"ActiveState": "inactive"}
-    found = by_name(list(checks.addresses(units(intercom_socket=change))))
+    found = by_name(list(checks.addresses(units(intercom_socket=change), checks.hear())))
     assert found["compatibility-path"].state == state
     assert hint in found["compatibility-path"].way_out
     assert found["compatibility-path"].result()["state"] == state
@@ -119,6 +128,67 @@ def test_where_the_agents_of_this_shell_look(tmp_path: Path, monkeypatch: pytest
     assert "setup --undo" in by_name(list(checks.agent_directory(moved)))["agent-directory"].way_out
 
 
+def test_a_broker_in_the_foreground_needs_no_canonical_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(address: str, timeout: float) -> Probe:
+        if address.endswith("broker.sock"):
+            return Probe("compatible", True, 99, os.geteuid())
+        return Probe("absent")
+
+    monkeypatch.setattr(checks, "probe", look)
+    monkeypatch.setattr(checks, "is_manager", lambda pid: pid == MANAGER)
+    found = by_name(list(checks.addresses(units(intercom_socket={"ActiveState": "inactive"}), checks.hear())))
+    assert (found["canonical-path"].state, found["compatibility-path"].state) == ("ok", "warn")
+
+
+def test_addresses_are_probed_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def look(address: str, timeout: float) -> Probe:
+        both.wait(20.0)
+        return Probe("absent")
+
+    monkeypatch.setattr(checks, "probe", look)
+    assert len(checks.hear()) == 2
+
+
+def test_a_listener_that_does_not_answer_is_told_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "probe", lambda address, timeout: Probe("unreachable", True, 99, os.geteuid()))
+    found = by_name(list(checks.addresses(units(intercom_socket={"ActiveState": "inactive"}), checks.hear())))
+    assert "process 99" in found["compatibility-path"].text
+    assert "kill -KILL 99" in found["compatibility-path"].way_out
+
+
+def test_an_address_that_is_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PI_CODING_AGENT_DIR", "/" + "x" * 110)
+    found = by_name(list(checks.addresses(units(), checks.hear())))
+    assert "107 bytes" in found["compatibility-path"].text
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"ActiveState": "inactive"}, True), ({"Listen": [("Stream", "/elsewhere")]}, True), ({}, False)],
+)
+def test_what_the_manager_left_behind_is_told(
+    change: dict[str, Any], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / ".pi/agent/intercom"
+    directory.mkdir(parents=True)
+    (directory / "broker.owner").write_text(str(MANAGER))
+    monkeypatch.setattr(checks, "is_manager", lambda pid: pid == MANAGER)
+    here = {"Listen": [("Stream", str(directory / "broker.sock"))]}
+    found = by_name(list(checks.owner_file(units(intercom_socket={**here, **change}))))
+    assert ("owner-file" in found) is told
+    assert not told or found["owner-file"].way_out == f"rm {directory}/broker.owner"
+    assert list(checks.owner_file(Units(problem="no bus"))) == []
+
+
+def test_an_invalid_scope_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_INTERCOM_SCOPE_ID", "tiny")
+    found = by_name(list(checks.environment()))
+    assert found["scope"].state == "fail"
+    assert "AGENT_INTERCOM_SCOPE_ID" in found["scope"].way_out
+
+
 @pytest.mark.parametrize(("lingers", "state"), [(True, "ok"), (False, "warn"), (None, "unknown")])
 def test_lingering(lingers: bool | None, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "lingering", lambda: lingers)
@@ -129,6 +199,9 @@ def test_the_runtime_directory_has_to_be_in_memory(monkeypatch: pytest.MonkeyPat
     for kind, state in (("tmpfs", "ok"), ("ext4", "warn"), (None, "unknown")):
         monkeypatch.setattr(checks, "file_system", lambda path, kind=kind: kind)
         assert by_name(list(checks.environment()))["runtime-directory"].state == state
+    for value, words in (("relative", "not an absolute path"), ("/nowhere", "names no directory")):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+        assert words in by_name(list(checks.environment()))["runtime-directory"].text
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv("AGENT_INTERCOM_SESSION_ID", "not valid")
     found = by_name(list(checks.environment()))

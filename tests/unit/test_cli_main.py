@@ -118,7 +118,7 @@ def test_the_broker_ignores_what_clients_add(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == [[], []]
 
 
-@pytest.mark.parametrize("command", [["list"], ["send", "a", "b"], ["watch"], ["pending"], ["whoami"], ["doctor"]])
+@pytest.mark.parametrize("command", [["list"], ["send", "a", "b"], ["watch"], ["pending"], ["whoami"], ["status"]])
 def test_an_invalid_scope_is_refused_without_its_value(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +244,11 @@ def test_without_a_runtime_directory_there_is_no_seat(tmp_path: Path) -> None:
     with pytest.raises(CommandError) as caught:
         runtime_directory({"HOME": "/home/x"})
     assert caught.value.code == "NO_RUNTIME_DIRECTORY"
+    with pytest.raises(CommandError, match="not an absolute path"):
+        runtime_directory({"XDG_RUNTIME_DIR": "run"})
+    with pytest.raises(CommandError, match="names no directory"):
+        runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path / "none")})
+    assert not (tmp_path / "none").exists()
     (tmp_path / "agent-intercom").symlink_to("/tmp")
     with pytest.raises(CommandError):
         runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})

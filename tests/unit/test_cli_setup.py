@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -91,6 +92,22 @@ def test_what_no_unit_can_hold_is_refused(value: str, config: Path, monkeypatch:
     monkeypatch.setenv("PI_CODING_AGENT_DIR", value)
     assert main(["setup"]) == 2
     assert not config.exists()
+
+
+def test_a_directory_that_cannot_be_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="su", dir="/tmp") as root:
+        for name in ("file", "else"):
+            Path(root, name).write_text("")
+        Path(root, "linked").mkdir()
+        Path(root, "linked/intercom").symlink_to("/tmp")
+        for value in (f"{root}/file", f"{root}/file/below", f"{root}/linked"):
+            monkeypatch.setenv("PI_CODING_AGENT_DIR", value)
+            assert main(["setup"]) == 2, value
+        assert not config.exists()
+        assert sorted(os.listdir(root)) == ["else", "file", "linked"]
+        monkeypatch.setenv("PI_CODING_AGENT_DIR", f"{root}/new/place")
+        assert main(["setup"]) == 0
+        assert not Path(root, "new").exists()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -9,18 +9,29 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from agent_intercom.cli.exits import CommandError, JsonObject
-from agent_intercom.cli.place import chosen_session_id
+from agent_intercom.cli.exits import CommandError, JsonObject, way_out
+from agent_intercom.cli.place import chosen_session_id, here
 from agent_intercom.cli.setup import RELOAD
-from agent_intercom.cli.status import PATIENCE, degraded
+from agent_intercom.cli.status import degraded, not_answering
 from agent_intercom.cli.systemd import Manager, ManagerUnreachable, lingering
-from agent_intercom.intercom import contract, paths
-from agent_intercom.intercom.foreign import PROBE_SECONDS, START_COMMAND, Probe, is_manager, probe
+from agent_intercom.intercom import contract, ownership, paths
+from agent_intercom.intercom.foreign import (
+    ADDRESS_BYTES,
+    PROBE_SECONDS,
+    START_COMMAND,
+    Probe,
+    fits,
+    is_manager,
+    probe,
+)
 
 State: TypeAlias = Literal["ok", "warn", "fail", "unknown"]
 
 SOCKETS: Final = ("intercom.socket", "intercom-gateway.socket")
 SERVICE: Final = "intercom.service"
+
+PATIENCE: Final = 3.0
+"""Seconds that an address gets to answer: a first start on a cold, busy machine takes longer than a client waits."""
 
 _LIMITS_HIT: Final = {"start-limit-hit", "trigger-limit-hit", "service-start-limit-hit"}
 _MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
@@ -56,9 +67,32 @@ class Units(NamedTuple):
     problem: str = ""
 
 
+class Heard(NamedTuple):
+    """Who answered at an address, after how many milliseconds."""
+
+    probe: Probe
+    took: int
+
+
+def hear() -> dict[str, Heard]:
+    """Probe every address at the same time: one that hangs must not keep a person waiting more than once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    addresses = [paths.compat_socket(os.environ)]
+    if runtime := paths.runtime_dir(os.environ):
+        addresses.append(os.path.join(runtime, paths.SOCKET_NAME))
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        return dict(zip(addresses, pool.map(_heard, addresses), strict=True))
+
+
+def _heard(address: str) -> Heard:
+    began = time.monotonic()
+    found = probe(address, PATIENCE)
+    return Heard(found, int((time.monotonic() - began) * 1000))
+
+
 def ask_manager() -> Units:
-    """Everything that is asked of the manager, in one go, after a probe: a broker that does not run has no status."""
-    probe(paths.compat_socket(os.environ), PATIENCE)
+    """Everything that is asked of the manager, in one go."""
     try:
         with Manager() as manager:
             units = {name: manager.unit(name, "Socket") for name in SOCKETS}
@@ -70,13 +104,22 @@ def ask_manager() -> Units:
 def environment() -> Iterator[Check]:
     """Names and directories that the environment gives."""
     try:
+        here()
+    except CommandError as error:
+        yield Check("scope", "fail", "AGENT_INTERCOM_SCOPE_ID is invalid, so no command connects", way_out(error.code))
+    try:
         chosen_session_id()
     except CommandError as error:
         yield Check("session-id", "fail", str(error), "correct or unset AGENT_INTERCOM_SESSION_ID")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if paths.runtime_dir(os.environ) is None:
         hint = "log in through systemd-logind, or set XDG_RUNTIME_DIR to a private directory in memory"
-        yield Check("runtime-directory", "warn", "XDG_RUNTIME_DIR is not set", hint)
+        text = f"XDG_RUNTIME_DIR is {'not an absolute path' if runtime else 'not set'}"
+        yield Check("runtime-directory", "warn", text, hint)
+        return
+    if not os.path.isdir(runtime):
+        hint = "make it a private directory in memory, or set XDG_RUNTIME_DIR to one"
+        yield Check("runtime-directory", "warn", "XDG_RUNTIME_DIR names no directory", hint)
         return
     kind = file_system(runtime)
     if kind is None:
@@ -120,7 +163,8 @@ def service(found: Units) -> Iterator[Check]:
         hint = f"{_RESTARTS}, then: systemctl --user reset-failed intercom.service; {START_COMMAND}"
         yield Check(SERVICE, "fail", f"failed ({result})", hint)
         return
-    text = str(unit.get("StatusText") or "")
+    # A unit that has stopped keeps its last words.
+    text = str(unit.get("StatusText") or "") if state == "active" else ""
     for code in degraded(text):
         yield Check("degraded", "fail", f"the broker is degraded: {code}", _DEGRADED.get(code, _DEGRADED_OTHERWISE))
     restarts = unit.get("NRestarts") or 0
@@ -128,12 +172,19 @@ def service(found: Units) -> Iterator[Check]:
     yield Check(SERVICE, "warn" if restarts else "ok", words, _RESTARTS if restarts else "")
 
 
-def addresses(found: Units) -> Iterator[Check]:
+def addresses(found: Units, heard: dict[str, Heard]) -> Iterator[Check]:
     """Who listens where clients look."""
-    canonical = paths.runtime_dir(os.environ)
-    if canonical is not None:
-        yield _address("canonical-path", os.path.join(canonical, paths.SOCKET_NAME), found, needed=False)
-    yield _address("compatibility-path", paths.compat_socket(os.environ), found, needed=True)
+    compat = paths.compat_socket(os.environ)
+    for address, (who, took) in reversed(heard.items()):
+        if address == compat:
+            yield _address("compatibility-path", address, who, took, found)
+            continue
+        alone = heard[compat].probe
+        if who.state == "absent" and alone.state == "compatible" and not is_manager(alone.pid):
+            text = "nobody listens, as it has to be: a broker in the foreground has the compatibility path only"
+            yield Check("canonical-path", "ok", text, details=_details(who, took))
+        else:
+            yield _address("canonical-path", address, who, took, found)
 
 
 def agent_directory(found: Units) -> Iterator[Check]:
@@ -153,6 +204,21 @@ def agent_directory(found: Units) -> Iterator[Check]:
         text = "PI_CODING_AGENT_DIR is not set here and the socket unit listens for one that sets it"
         hint = f"set PI_CODING_AGENT_DIR here too, or: intercom setup --undo && {RELOAD}"
     yield Check("agent-directory", "fail", text, hint)
+
+
+def owner_file(found: Units) -> Iterator[Check]:
+    """Whether `broker.owner` claims for the service manager a directory in which no socket unit listens."""
+    directory = paths.intercom_dir(os.environ)
+    owner = ownership.owner(directory)
+    if owner is None or not is_manager(owner):
+        return
+    unit = found.units.get("intercom.socket")
+    listening = [str(address) for _, address in (unit or {}).get("Listen", [])]
+    active = unit is not None and unit.get("ActiveState") in {"active", "activating"}
+    if found.problem or (active and paths.compat_socket(os.environ) in listening):
+        return
+    text = "broker.owner names the service manager, which does not listen there: no other broker can start"
+    yield Check("owner-file", "fail", text, f"rm {os.path.join(directory, ownership.OWNER)}")
 
 
 def login() -> Iterator[Check]:
@@ -207,13 +273,17 @@ def _socket(name: str, unit: dict[str, Any] | None) -> Check:
     return Check(name, "ok", "enabled and active", details=details)
 
 
-def _address(name: str, address: str, units: Units, *, needed: bool) -> Check:
-    began = time.monotonic()
-    found = probe(address, PATIENCE)
-    took = int((time.monotonic() - began) * 1000)
-    details = {"listener": found.state, "listenerPid": found.pid, "answerMs": took}
+def _details(found: Probe, took: int) -> JsonObject:
+    return {"listener": found.state, "listenerPid": found.pid, "answerMs": took}
+
+
+def _address(name: str, address: str, found: Probe, took: int, units: Units) -> Check:
+    details = _details(found, took)
+    if not fits(address):
+        text = f"the path is longer than the {ADDRESS_BYTES} bytes that a socket's may have"
+        return Check(name, "fail", text, way_out("PATH_TOO_LONG"), details)
     if found.state == "absent":
-        state: State = "fail" if needed else "warn"
+        state: State = "fail" if name == "compatibility-path" else "warn"
         return Check(name, state, "nobody listens", START_COMMAND + ", or `intercom broker`", details)
     if not found.listening:
         return Check(name, "fail", "cannot be reached", "see the permissions of the directory", details)
@@ -231,6 +301,8 @@ def _listener(name: str, found: Probe, units: Units, details: JsonObject) -> Che
         return Check(
             name, "warn", text, "a first start may take long; otherwise look for what loads the machine", details
         )
+    if found.state == "unreachable":
+        return Check(name, "fail", *not_answering(found), details)
     if found.state == "compatible" and ours:
         return Check(name, "ok", "systemd listens and the broker answers", details=details)
     if ours:

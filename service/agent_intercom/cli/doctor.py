@@ -13,7 +13,6 @@ from typing import Final
 from agent_intercom.cli import checks, output
 from agent_intercom.cli.checks import Check
 from agent_intercom.cli.exits import DEGRADED, OK, CommandError
-from agent_intercom.cli.place import here
 from agent_intercom.cli.sockdiag import Connection, DiagnosisUnavailable, look
 from agent_intercom.intercom import paths
 from agent_intercom.intercom.foreign import OwnershipError, Probe, foreign_sessions, is_manager, probe, take_over
@@ -24,9 +23,10 @@ SECOND_LOOK: Final = 0.3
 
 def doctor(options: argparse.Namespace) -> int:
     """`intercom doctor`."""
-    here()
     if options.take_over:
         return _take_over(options)
+    # Before the manager is asked: a broker that does not run has no status.
+    heard = checks.hear()
     units = checks.ask_manager()
     found = list(
         chain(
@@ -34,8 +34,9 @@ def doctor(options: argparse.Namespace) -> int:
             checks.environment(),
             checks.sockets(units),
             checks.service(units),
-            checks.addresses(units),
+            checks.addresses(units, heard),
             checks.agent_directory(units),
+            checks.owner_file(units),
             checks.login(),
             _settings(),
             _connections(),
@@ -148,6 +149,9 @@ def _holds(found: Probe, sessions: list[tuple[str, str]] | None) -> Iterator[str
     yield f"a {found.state if found.state != 'unreachable' else 'silent'} listener, process {found.pid or 'unknown'}"
     if sessions is None:
         yield "which sessions it holds cannot be told; they will be disconnected"
+        return
+    if not sessions:
+        yield "it shows no sessions; those in a scope are hidden, and would be disconnected"
         return
     yield f"it shows {len(sessions)} sessions (those in a scope are hidden); they will be disconnected:"
     for session_id, name in sessions:

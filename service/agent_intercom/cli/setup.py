@@ -18,7 +18,11 @@ from agent_intercom.intercom import paths
 
 DROP_IN: Final = "agent-dir.conf"
 MOUNTS: Final = "intercom.service.d/50-mounts.conf"
-RELOAD: Final = "systemctl --user daemon-reload && systemctl --user restart intercom.socket intercom-gateway.socket"
+_SOCKETS: Final = "intercom.socket intercom-gateway.socket"
+RELOAD: Final = (
+    f"systemctl --user stop {_SOCKETS} && systemctl --user daemon-reload && systemctl --user start {_SOCKETS}"
+)
+"""Stopping comes first: what the sockets leave behind is taken away where the unit says, not where it will say."""
 
 _HEAD: Final = "# Written by `intercom setup`; `intercom setup --undo` removes it.\n"
 
@@ -85,6 +89,8 @@ def _write() -> list[str]:
         raise CommandError("USAGE", "PI_CODING_AGENT_DIR has characters that a unit file cannot hold")
     if len(os.fsencode(os.path.join(directory, paths.COMPAT_GATEWAY_NAME))) > 107:
         raise CommandError("USAGE", "PI_CODING_AGENT_DIR is too long: a socket's path has to fit 107 bytes")
+    if problem := _impossible(directory):
+        raise CommandError("USAGE", f"{directory} cannot be used: {problem}", hint="Correct PI_CODING_AGENT_DIR.")
     changed = []
     for name, content in drop_ins(directory, mounts=has_mount_hardening()).items():
         path = os.path.join(unit_directory(), name)
@@ -94,6 +100,20 @@ def _write() -> list[str]:
                 file.write(content)
             changed.append(path)
     return changed
+
+
+def _impossible(directory: str) -> str:
+    """Why the manager could not listen in `directory`, or an empty string. Nothing is made."""
+    place = directory
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        return f"{place} is not a directory"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} is not writable"
+    if place == directory and (os.path.islink(place) or os.lstat(place).st_uid != os.geteuid()):
+        return "it is a link, or belongs to another user"
+    return ""
 
 
 def _undo() -> list[str]:

@@ -71,7 +71,7 @@ def not_answering(found: Probe) -> tuple[str, str]:
     if not found.pid:
         return "something listens and does not answer in time", "`intercom doctor` tells more."
     text = f"process {found.pid} listens and does not answer in time"
-    return text, f"If it stays so, end it: kill -KILL {found.pid}"
+    return text, f"`intercom doctor --take-over` asks it to end; if that does not help: kill -KILL {found.pid}"
 
 
 def _status_text(address: str, found: Probe) -> str | None:

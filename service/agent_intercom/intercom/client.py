@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
 from agent_intercom.intercom import client_frames as frames
+from agent_intercom.intercom.client_attempts import Attempts
 from agent_intercom.intercom.client_errors import AskTimeout, ClientError, DeliveryFailed, SendTimeout
 from agent_intercom.intercom.client_health import Health, health
 from agent_intercom.intercom.client_link import Link
+from agent_intercom.intercom.client_outgoing import ask_control, compose, now
 from agent_intercom.intercom.client_policy import (
     DEFAULT_TIMEOUTS,
     FIRST_ATTEMPTS,
@@ -104,12 +105,11 @@ class IntercomClient:
             "cwd": cwd,
             "model": model,
             "pid": os.getpid() if pid is None else pid,
-            "startedAt": _now() if started_at is None else started_at,
+            "startedAt": now() if started_at is None else started_at,
             "runtimeInstanceId": runtime_instance_id or random_id(),
         }
         self._claim(name=name, status=status)
         self._timeouts = timeouts
-        self._delays = tuple(reconnect_delays)
         self._patient = patient
         paths = [path] if isinstance(path, str | os.PathLike) else path
         self._state = Receiver(session_id, auto_ack, event_capacity, self._on_registered)
@@ -119,8 +119,7 @@ class IntercomClient:
         self._lost: asyncio.Future[str | None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._runner: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
-        self._attempts: list[asyncio.Future[None]] = []
+        self._attempts = Attempts(reconnect_delays)
         self._error: ClientError | None = None
 
     async def __aenter__(self) -> Self:
@@ -159,12 +158,8 @@ class IntercomClient:
         Raises ClientError: what that attempt failed with, or what ended the client.
         """
         self._raise_if_ended()
-        if self._state.connected:
-            return
-        attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._attempts.append(attempt)
-        self._hurry.set()
-        await attempt
+        if not self._state.connected:
+            await self._attempts.next()
 
     async def list(self) -> list[SessionInfo]:
         """Every session of this scope, this one included. Raises ClientError `TIMEOUT` or what ended the client."""
@@ -191,7 +186,8 @@ class IntercomClient:
         `to` is a session id, a name, or the start of an id (contract section 5). Raises DeliveryFailed, SendTimeout,
         ClientError `INVALID_MESSAGE` or `FRAME_TOO_LARGE` before anything is queued.
         """
-        record = self._outgoing(to, text, message_id, attachments, reply_to, control, expects_reply=False)
+        self._raise_if_ended()
+        record = compose(to, text, message_id, attachments, reply_to, control, expects_reply=False)
         return await self._deliver(record)
 
     async def ask(
@@ -210,7 +206,8 @@ class IntercomClient:
         the ask is taken back instead, unless its reply comes before that. Raises AskCancelledError when the asked
         session leaves for good, and what `send` raises. Cancelling the task cancels the ask.
         """
-        record = self._outgoing(to, text, message_id, attachments, None, None, expects_reply=True)
+        self._raise_if_ended()
+        record = compose(to, text, message_id, attachments, expects_reply=True)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._state.replies[record.message_id] = reply
         delivered = False
@@ -226,7 +223,7 @@ class IntercomClient:
             deferred = await self._defer_late(record.message_id)
             raise AskTimeout(record.message_id, delivered, deferred=deferred) from None
         except asyncio.CancelledError:
-            self._link.post(_ask_control("cancel_ask", random_id(), record.message_id))
+            self._link.post(ask_control("cancel_ask", random_id(), record.message_id))
             raise
         finally:
             self._state.replies.pop(record.message_id, None)
@@ -276,7 +273,6 @@ class IntercomClient:
     # Connection
 
     async def _run(self) -> None:
-        attempt = 0
         resumed = False
         loop = asyncio.get_running_loop()
         while True:
@@ -284,8 +280,8 @@ class IntercomClient:
             try:
                 code = await self._session(resumed)
             except ClientError as error:
-                self._settle_attempts(error)
-                if not self._try_again(error.code, resumed, attempt):
+                self._attempts.failed(error)
+                if not self._try_again(error.code, resumed):
                     self._end(error, error)
                     return
             else:
@@ -296,26 +292,13 @@ class IntercomClient:
                     self._end(ended, ended)
                     return
                 if loop.time() - began >= STEADY:
-                    attempt = 0
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._delays[min(attempt, len(self._delays) - 1)]):
-                    await self._hurry.wait()
-            self._hurry.clear()
-            attempt += 1
+                    self._attempts.count = 0
+            await self._attempts.pause()
 
-    def _settle_attempts(self, error: ClientError | None) -> None:
-        """Tell those who wait in `connect_now` how an attempt ended."""
-        waiting, self._attempts = self._attempts, []
-        for attempt in waiting:
-            if error is not None:
-                fail(attempt, error)
-            elif not attempt.done():
-                attempt.set_result(None)
-
-    def _try_again(self, code: str, resumed: bool, attempt: int) -> bool:
+    def _try_again(self, code: str, resumed: bool) -> bool:
         if resumed or self._patient:
             return code in PASSING
-        return code == "CONNECTION_LOST" and attempt + 1 < FIRST_ATTEMPTS
+        return code == "CONNECTION_LOST" and self._attempts.count + 1 < FIRST_ATTEMPTS
 
     async def _session(self, resumed: bool) -> str | None:
         """One connection from beginning to end. Returns the code that it ended with."""
@@ -331,8 +314,7 @@ class IntercomClient:
             if not self._state.connected:
                 self._link.drop()
         self._state.events.put(Connected(self.session_id, resumed))
-        self._hurry.clear()
-        self._settle_attempts(None)
+        self._attempts.succeeded()
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
         return await self._lost
@@ -340,7 +322,7 @@ class IntercomClient:
     async def _register(self, registering: asyncio.Future[None]) -> None:
         await self._link.open()
         self._registered_claims = dict(self._claims)
-        claims = {**self._claims, "lastActivity": _now()}
+        claims = {**self._claims, "lastActivity": now()}
         self._link.post(frames.register_frame(claims=claims, session_id=self._state.session_id, scope=self._scope))
         await registering
 
@@ -372,7 +354,7 @@ class IntercomClient:
             self._error = error
         self._link.drop()
         self._state.end(self._error, for_reader)
-        self._settle_attempts(self._error)
+        self._attempts.failed(self._error)
         if self._ready is not None:
             fail(self._ready, self._error)
 
@@ -415,35 +397,9 @@ class IntercomClient:
         request_id = random_id()
         try:
             async with asyncio.timeout(self._timeouts.ask_control):
-                return bool(await self._request(request_id, _ask_control(kind, request_id, message_id)))
+                return bool(await self._request(request_id, ask_control(kind, request_id, message_id)))
         except TimeoutError:
             return False
-
-    def _outgoing(
-        self,
-        to: str,
-        text: str,
-        message_id: str | None,
-        attachments: Sequence[Attachment],
-        reply_to: str | None,
-        control: Control | None,
-        *,
-        expects_reply: bool,
-    ) -> Outgoing:
-        self._raise_if_ended()
-        frames.check_text(to, "to", 1, DEFAULT_LIMITS.target, "INVALID_MESSAGE")
-        chosen = random_id() if message_id is None else message_id
-        message = frames.build_message(
-            chosen,
-            _now(),
-            text,
-            reply_to=reply_to,
-            expects_reply=expects_reply,
-            attachments=attachments,
-            control=control,
-        )
-        payload = frames.encode({"type": "send", "to": to, "message": message}, "message")
-        return Outgoing(chosen, payload, asyncio.get_running_loop().create_future())
 
     async def _deliver(self, record: Outgoing) -> Delivery:
         await self._state.outbox.admit(record)
@@ -480,11 +436,3 @@ class IntercomClient:
         frames.check_claims({**self._claims, **given})
         self._claims.update(given)
         return given
-
-
-def _ask_control(kind: str, request_id: str, message_id: str) -> bytes:
-    return frames.encode({"type": kind, "requestId": request_id, "messageId": message_id})
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

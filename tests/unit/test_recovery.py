@@ -31,7 +31,17 @@ from agent_intercom.intercom.router.effects import Drop, Finish, PutEdge, Write
 from agent_intercom.wire.clock import Now
 from agent_intercom.wire.framing import pack
 
-LIMITS = Limits(ack_ms=50, ask_expiry_ms=200, registration_ms=40, pending_per_sender=4, asks_per_sender=3, stall_ms=30)
+LIMITS = Limits(
+    ack_ms=50,
+    ask_expiry_ms=200,
+    registration_ms=40,
+    pending_per_sender=4,
+    asks_per_sender=3,
+    stall_ms=30,
+    recent_entries=3,
+    recent_ms=300,
+    unregistered=2,
+)
 NAMES = ("ann", "bob", "cy", "\ud800")
 SCOPES = ("", "s" * 16, "t" * 16)
 
@@ -143,7 +153,7 @@ def test_successor_continues_exactly(steps: list[tuple[int, int, bytes]], at: in
             host.take_snapshot()
         host.feed(kind, number, data)
         host.kernel_takes(number, shares[number])
-    recovered = recovery.recover("1", host.snapshot, host.log, host.sent.get)
+    recovered = recovery.recover("1", host.snapshot, host.log, host.sent.__getitem__)
     assert recovered.diverged == []
     assert recovered.engine.snapshot() == host.engine.snapshot()
     expected = {line.number: line for line in host.lines()}
@@ -169,13 +179,13 @@ def test_state_survives_writing_and_reading(steps: list[tuple[int, int, bytes]],
 def test_inputs_of_another_version_are_not_replayed() -> None:
     host = Host()
     with pytest.raises(ValueError, match="another version"):
-        recovery.recover("2", host.snapshot, host.log, host.sent.get)
+        recovery.recover("2", host.snapshot, host.log, host.sent.__getitem__)
     host.take_snapshot()
-    assert recovery.recover("2", host.snapshot, host.log, host.sent.get).records == 0
+    assert recovery.recover("2", host.snapshot, host.log, host.sent.__getitem__).records == 0
 
 
 def test_a_peer_that_has_more_than_the_replay_made_is_named() -> None:
     host = Host()
     number = host.current[1]
     host.sent[number] = 10_000
-    assert recovery.recover("1", host.snapshot, host.log, host.sent.get).diverged == [number]
+    assert recovery.recover("1", host.snapshot, host.log, host.sent.__getitem__).diverged == [number]

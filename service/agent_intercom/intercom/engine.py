@@ -112,6 +112,7 @@ class Engine:
         """The connection ended or was lost."""
         self._decoders.pop(number, None)
         self.router.closed(number, reason, now)
+        self._go_on(now)
 
     def received(self, number: int, data: Bytes, now: Now) -> None:
         """The connection's next bytes. Bytes of a connection that was let go are not looked at."""
@@ -197,6 +198,11 @@ class Engine:
     def not_stored(self, failed: Iterable[PutEdge], effects: list[Effect]) -> list[Effect]:
         """These edges could not be stored; `effects` have not left the process. Returns what to do instead."""
         return self.router.not_stored(list(failed), effects)
+
+    def shed(self) -> None:
+        """Forget what a repetition would be recognised by; to be followed by a snapshot."""
+        self._book.settled.clear()
+        self._book.settled_bytes = 0
 
     # Snapshot and replay.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.intercom.edge import AskEdge
@@ -15,6 +15,10 @@ from agent_intercom.intercom.router.effects import DropEdge, PutEdge
 
 if TYPE_CHECKING:
     from agent_intercom.intercom.store import Store
+
+
+STORE_UNUSABLE: Final = "STATE_UNUSABLE"
+"""The database library is missing, or the directory or the database holds what it cannot work with."""
 
 
 class Keeper:
@@ -31,14 +35,14 @@ class Keeper:
         self._asks_directory = asks_directory
         self._journal = journal
         self._store: Store | None = None
-        self._locked = False
+        self._failure: str | None = None
         self._problems = list(problems)
         self._told: str | None = None
 
     @property
     def problems(self) -> list[str]:
         """Codes of what is wrong now."""
-        degraded = "STATE_LOCKED" if self._locked else self._store.degraded if self._store else None
+        degraded = self._failure or (self._store.degraded if self._store else None)
         return [*self._problems, *([degraded] if degraded else [])]
 
     def open(self, wall: int, held: list[AskEdge] | None, *, exclusive: bool = False) -> Beginning:
@@ -48,24 +52,38 @@ class Keeper:
         database is made equal to them. Raises StoreLocked where another broker holds the directory and `exclusive` is
         set; otherwise the broker goes on without a database.
         """
-        from agent_intercom.intercom.store import Store, StoreError, StoreLocked
-
         self.opened = True
-        try:
-            self._store = Store.open(self._directory, wall=wall)
-        except StoreLocked:
-            if exclusive:
-                raise
-            self._locked = True
+        seed = os.urandom(16).hex()
+        self._store = self._opened_store(wall, exclusive=exclusive)
+        if self._store is None:
             self._tell()
-            return Beginning(_unstored_generation(wall), os.urandom(16).hex(), [])
+            return Beginning(f"{wall:x}", seed, held or [])
+        from agent_intercom.intercom.store import StoreError
+
         self.generation = self._store.generation
         known = self._begin(self._store, wall) if held is None else held
         if held is not None:
             with contextlib.suppress(StoreError):
                 self._store.replace(held)
         self._tell()
-        return Beginning(f"{self.generation:x}", os.urandom(16).hex(), known)
+        return Beginning(f"{self.generation:x}", seed, known)
+
+    def _opened_store(self, wall: int, *, exclusive: bool) -> Store | None:
+        """The store, or None with the reason in `problems`: a broker without a database still carries messages."""
+        try:
+            from agent_intercom.intercom.store import Store, StoreLocked
+        except ImportError:
+            self._failure = STORE_UNUSABLE
+            return None
+        try:
+            return Store.open(self._directory, wall=wall)
+        except StoreLocked as error:
+            if exclusive:
+                raise
+            self._failure = error.code
+        except (OverflowError, ValueError):
+            self._failure = STORE_UNUSABLE
+        return None
 
     def _begin(self, store: Store, wall: int) -> list[AskEdge]:
         """The stored edges, and once those that an earlier Node broker left (contract section 6)."""
@@ -109,7 +127,7 @@ class Keeper:
 
     def _tell(self) -> None:
         """Log a change between working and degraded."""
-        code = "STATE_LOCKED" if self._locked else self._store.degraded if self._store else None
+        code = self._failure or (self._store.degraded if self._store else None)
         if code != self._told:
             self._told = code
             if code is None:
@@ -121,7 +139,3 @@ class Keeper:
         """Close the database."""
         if self._store is not None:
             self._store.close()
-
-
-def _unstored_generation(wall: int) -> str:
-    return f"{wall:x}"

@@ -79,8 +79,14 @@ def recover(
     engine = Engine.restored(legacy.engine)
     next_number = legacy.next_number
     failures: list[Exception] = []
+    streams = _Streams(engine, legacy.lines, total_sent)
+    batch = Now(0, 0)
     # The first frame opens the database, and is in the log before that: what it brought comes first.
     for entry in sorted(inputs, key=lambda entry: entry.kind != LOADED):
+        # Inputs of one batch have one time, and what is told of a failed commit concerns its own batch only.
+        if entry.now != batch:
+            streams.collect()
+            batch = entry.now
         try:
             engine.replay(entry.kind, entry.number, entry.now, entry.data)
         except ValueError:
@@ -89,27 +95,56 @@ def recover(
             # The broker that first met this input failed on it in the same way, and went on.
             failures.append(error)
         next_number = max(next_number, entry.number + 1)
-    queued = _queued_since(engine)
-    before = {line.number: line for line in legacy.lines}
-    lines: dict[int, Line] = {}
-    diverged: list[int] = []
-    for number, link in engine.router.book.links.items():
-        line = before.get(number) or Line(number, link.origin, 0, b"")
-        waiting = line.unsent + b"".join(queued.get(number, ()))
-        total = total_sent(number)
-        taken = 0 if total is None else total - line.sent
-        if 0 <= taken <= len(waiting):
-            lines[number] = Line(number, link.origin, line.sent + taken, waiting[taken:])
-        else:
-            diverged.append(number)
+    streams.collect()
+    lines, diverged = streams.lines()
     return Recovered(engine, lines, diverged, next_number, len(inputs), failures)
 
 
-def _queued_since(engine: Engine) -> dict[int, list[bytes]]:
-    queued: dict[int, list[bytes]] = {}
-    for effect in engine.take():
-        if isinstance(effect, Write):
-            queued.setdefault(effect.number, []).append(effect.frame)
-        elif isinstance(effect, Finish | Drop):
-            queued.pop(effect.number, None)
-    return queued
+class _Streams:
+    """The bytes that were queued for each connection, without those that the kernel took: a busy broker has written
+    gigabytes since the snapshot, and nearly all of it is gone."""
+
+    def __init__(self, engine: Engine, lines: Iterable[Line], total_sent: Callable[[int], int | None]) -> None:
+        self._engine = engine
+        self._total_sent = total_sent
+        self._start = {line.number: line.sent for line in lines}
+        self._taken: dict[int, int] = {}
+        self._waiting: dict[int, list[bytes]] = {}
+        for line in lines:
+            self._add(line.number, line.unsent)
+
+    def collect(self) -> None:
+        """Take what the engine has queued."""
+        for effect in self._engine.take():
+            if isinstance(effect, Write):
+                self._add(effect.number, effect.frame)
+            elif isinstance(effect, Finish | Drop):
+                self._waiting.pop(effect.number, None)
+
+    def _add(self, number: int, data: bytes) -> None:
+        total = self._total_sent(number)
+        if total is None:
+            return
+        taken = self._taken.setdefault(number, total - self._start.get(number, 0))
+        if taken < 0:
+            return
+        if taken >= len(data):
+            self._taken[number] = taken - len(data)
+        else:
+            self._taken[number] = 0
+            self._waiting.setdefault(number, []).append(data[taken:] if taken else data)
+
+    def lines(self) -> tuple[dict[int, Line], list[int]]:
+        """What is left for each connection of the engine, and the connections for which that cannot be told."""
+        lines: dict[int, Line] = {}
+        diverged: list[int] = []
+        for number, link in self._engine.router.book.links.items():
+            total = self._total_sent(number)
+            start = self._start.get(number, 0)
+            if total is None:
+                lines[number] = Line(number, link.origin, start, b"")
+            elif self._taken.get(number, total - start) != 0:
+                diverged.append(number)
+            else:
+                lines[number] = Line(number, link.origin, total, b"".join(self._waiting.get(number, ())))
+        return lines, diverged

@@ -20,16 +20,18 @@ import msgspec
 from agent_intercom.wire.errors import WireError
 from agent_intercom.wire.framing import Bytes
 
-MAX_DEPTH = 4_000
+MAX_DEPTH = 2_500
 """Deepest nesting that is read: peers pass 2,000 levels and refuse 5,000."""
 
-_RECURSION_LIMIT = MAX_DEPTH + 500
+# A comprehension of this Python takes two frames for each level.
+_RECURSION_LIMIT = 3 * MAX_DEPTH + 1_000
 _SAFE_DIGITS = 17
 _WHITESPACE = (
     "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
     + "".join(map(chr, range(0x2000, 0x200B)))
 )
-_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# Linear on hostile input: nothing is given back, and a string that never ends is one match.
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 _Kind = TypeVar("_Kind")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from agent_intercom.intercom.contract import CancelReason, DeliveryCode, Text
 from agent_intercom.intercom.edge import AskEdge
 from agent_intercom.intercom.router import encode
-from agent_intercom.intercom.router.book import NEVER, Book
+from agent_intercom.intercom.router.book import MEMORY_SHARE, NEVER, Book, weight
 from agent_intercom.intercom.router.effects import DropEdge, Effect, PutEdge, Write
 from agent_intercom.intercom.router.state import Ask, Session
 from agent_intercom.wire.clock import Now
@@ -67,7 +67,7 @@ class Asks:
         for key, ask in towards_sender.items():
             if ask.edge.target == sender and ask.edge.blocking and key != reply_to:
                 return DeliveryCode.MUTUAL_ASK, Text.MUTUAL_ASK
-        if same is None and len(own) >= self._book.limits.asks_per_sender:
+        if same is None and (len(own) >= self._book.limits.asks_per_sender or self._book.ask_bytes > MEMORY_SHARE):
             return DeliveryCode.TOO_MANY_PENDING_ASKS, Text.TOO_MANY_ASKS
         return None
 
@@ -178,7 +178,10 @@ class Asks:
         return [Write(effect.number, encode.prefixed(payload))]
 
     def _insert(self, edge: AskEdge, due: int) -> None:
-        self._book.asks.setdefault(edge.sender, {})[edge.message_id] = Ask(edge, due)
+        own = self._book.asks.setdefault(edge.sender, {})
+        if edge.message_id not in own:
+            self._book.ask_bytes += weight(edge.sender, edge.message_id, edge.target)
+        own[edge.message_id] = Ask(edge, due)
         self._book.wake(due)
 
     def _remove(self, sender: str, message_id: str, stored: bool = True) -> Ask | None:
@@ -186,6 +189,7 @@ class Asks:
         ask = own.pop(message_id, None) if own else None
         if ask is None:
             return None
+        self._book.ask_bytes -= weight(ask.edge.sender, ask.edge.message_id, ask.edge.target)
         if not own:
             del self._book.asks[sender]
         if stored:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +17,15 @@ NEVER = 2**62
 """A monotonic time that does not come."""
 
 
+MEMORY_SHARE = 16 * 1024 * 1024
+"""Bytes that settled deliveries, and again asks, may take up: clients choose how long their ids are."""
+
+
+def weight(*ids: str) -> int:
+    """What a record with these ids is charged, in bytes."""
+    return 128 + sum(map(len, ids))
+
+
 class Book:
     """State, indexes and outgoing effects; what all rule modules share.
 
@@ -25,6 +34,7 @@ class Book:
     """
 
     __slots__ = (
+        "ask_bytes",
         "asks",
         "deliveries",
         "effects",
@@ -36,7 +46,7 @@ class Book:
         "pending_by_message",
         "sessions",
         "settled",
-        "settled_order",
+        "settled_bytes",
         "unregistered",
         "wake_at",
     )
@@ -52,9 +62,10 @@ class Book:
         self.sessions: dict[str, Session] = {}
         self.pending: dict[str, Pending] = {}
         self.pending_by_message: dict[tuple[str, str], Pending] = {}
-        self.settled: dict[tuple[str, str], Settled] = {}
-        self.settled_order: deque[Settled] = deque()
+        self.settled: OrderedDict[tuple[str, str], Settled] = OrderedDict()
+        self.settled_bytes = 0
         self.asks: dict[str, dict[str, Ask]] = {}
+        self.ask_bytes = 0
         self.effects: list[Effect] = []
 
     def write(self, number: int, payload: bytes) -> None:
@@ -109,8 +120,8 @@ class Book:
             generation=self.generation,
             deliveries=self.deliveries,
             idle_at=self.idle_at,
-            # Unregistered ones in the order in which they would have to make room.
-            links=[link for link in self.links.values() if link.session is not None] + [*self.unregistered.values()],
+            links=list(self.links.values()),
+            unregistered=list(self.unregistered),
             sessions=list(self.sessions.values()),
             pending=list(self.pending.values()),
             settled=list(self.settled.values()),
@@ -124,8 +135,8 @@ class Book:
         book.idle_at = image.idle_at
         for link in image.links:
             book.links[link.number] = link
-            if link.session is None:
-                book.unregistered[link.number] = link
+        for number in image.unregistered:
+            book.unregistered[number] = book.links[number]
         for session in image.sessions:
             book.sessions[session.id] = session
         for pending in image.pending:
@@ -133,8 +144,9 @@ class Book:
             book.pending_by_message[pending.sender, pending.message_id] = pending
         for entry in image.settled:
             book.settled[entry.sender, entry.message_id] = entry
-            book.settled_order.append(entry)
+            book.settled_bytes += weight(entry.sender, entry.message_id, entry.target)
         for ask in image.asks:
             book.asks.setdefault(ask.edge.sender, {})[ask.edge.message_id] = ask
+            book.ask_bytes += weight(ask.edge.sender, ask.edge.message_id, ask.edge.target)
         book.wake_at = 0
         return book

@@ -10,7 +10,7 @@ import msgspec
 from agent_intercom.intercom.contract import MAX_FRAME, DeliveryCode, Text
 from agent_intercom.intercom.router import encode
 from agent_intercom.intercom.router.asks import Asks, Refusal
-from agent_intercom.intercom.router.book import NEVER, Book
+from agent_intercom.intercom.router.book import MEMORY_SHARE, NEVER, Book, weight
 from agent_intercom.intercom.router.effects import Hold, Write
 from agent_intercom.intercom.router.state import Link, Pending, Session, Settled
 from agent_intercom.wire.clock import Now
@@ -45,8 +45,7 @@ class Deliveries:
         """Steps 2 to 4 of the contract: whether the send is dealt with already (a repetition, or over a cap)."""
         book = self._book
         key = (sender.id, message.message_id)
-        order = book.settled_order
-        if order and (order[0].forget_at <= now.mono or len(order) > book.limits.recent_entries):
+        if book.settled:
             self._forget(now)
         settled = book.settled.get(key)
         if settled is not None:
@@ -59,6 +58,7 @@ class Deliveries:
                 book.write(sender.number, encode.delivered(quoted, settled.delivery))
                 return True
             del book.settled[key]
+            book.settled_bytes -= weight(settled.sender, settled.message_id, settled.target)
         pending = book.pending_by_message.get(key)
         if pending is not None:
             if pending.fingerprint != message.fingerprint:
@@ -196,18 +196,19 @@ class Deliveries:
             now.mono + book.limits.recent_ms,
         )
         book.settled[key] = entry
-        book.settled_order.append(entry)
+        book.settled_bytes += weight(pending.sender, pending.message_id, pending.target)
 
     def _forget(self, now: Now) -> None:
-        """Drop what is older than the contract's time, and the oldest beyond the cap on entries."""
-        order = self._book.settled_order
-        settled = self._book.settled
-        most = self._book.limits.recent_entries
-        while order and (order[0].forget_at <= now.mono or len(order) > most):
-            entry = order.popleft()
-            key = (entry.sender, entry.message_id)
-            if settled.get(key) is entry:
-                del settled[key]
+        """Drop what is older than the contract's time, and the oldest beyond what may be kept."""
+        book = self._book
+        settled = book.settled
+        while settled:
+            oldest = next(iter(settled.values()))
+            most = len(settled) > book.limits.recent_entries or book.settled_bytes > MEMORY_SHARE
+            if not most and oldest.forget_at > now.mono:
+                return
+            settled.popitem(last=False)
+            book.settled_bytes -= weight(oldest.sender, oldest.message_id, oldest.target)
 
     def _refuse_duplicate(self, sender: Session, message: Outgoing, reason: str) -> None:
         self.refuse(sender.number, message.message_id, DeliveryCode.DUPLICATE_MESSAGE_ID, reason)

@@ -77,12 +77,16 @@ class Ask(msgspec.Struct, gc=False):
 
 
 class Image(msgspec.Struct):
-    """The state as it is written to the memory file."""
+    """The state as it is written to the memory file.
+
+    Orders are part of it: `unregistered` are numbers of links, the first to make room first.
+    """
 
     generation: str
     deliveries: int
     idle_at: int
     links: list[Link]
+    unregistered: list[int]
     sessions: list[Session]
     pending: list[Pending]
     settled: list[Settled]

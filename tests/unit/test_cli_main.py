@@ -100,6 +100,79 @@ def test_bad_input_gets_one_line_and_exit_2(arguments: list[str], capsys: pytest
     assert err.count("\n") == 1
 
 
+def test_help_has_only_the_exit_codes_that_can_come(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [line.split()[0] for line in printed_help(capsys, "pending").partition("exit codes:\n")[2].splitlines()] == [
+        "0",
+        "1",
+        "2",
+    ]
+    assert "  6  " in printed_help(capsys, "doctor")
+
+
+def test_the_broker_help_says_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "AGENT_INTERCOM_IDLE_EXIT_MS" in printed_help(capsys, "broker")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "--al"], "`intercom list --help`"),
+        (["send", "a", "-x"], "Put -- before"),
+        (["send", "a", "b", "--please"], "Put -- before"),
+        (["reply", "latest"], "intercom reply latest TEXT"),
+        (["config"], "check|show"),
+    ],
+)
+def test_bad_input_tells_the_way_out(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+    assert main([*arguments, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert words in error["text"] + error.get("hint", "")
+
+
+def test_json_may_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "pending"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "asks": []}
+
+
+def test_a_text_is_no_wish_for_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["send", "--", "nobody", "--json"]) == 3
+    assert capsys.readouterr().err.startswith("intercom: ")
+
+
+def test_a_name_that_cannot_be_is_told_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agent_intercom.cli.watch.fits", lambda path: True)
+    monkeypatch.setenv("AGENT_INTERCOM_SESSION_NAME", "n" * 300)
+    assert main(["watch"]) == 2
+    assert "AGENT_INTERCOM_SESSION_NAME" in capsys.readouterr().err
+
+
+def test_config_check_names_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / ".config/agent-intercom/intercom.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("max_session = 5\nxyzzy = 1\nrate_capacity = 0\n")
+    monkeypatch.setenv("AGENT_INTERCOM_MAX_SESSIONS", "x")
+    assert main(["config", "check"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert f"intercom: {file}: max_session: unknown setting; did you mean max_sessions? (UNKNOWN_KEY)" in lines
+    assert f"intercom: {file}: xyzzy: unknown setting; `intercom config show` lists them (UNKNOWN_KEY)" in lines
+    assert any(line.startswith(f"intercom: {file}: rate_capacity: ") for line in lines)
+    assert any(line.startswith("intercom: AGENT_INTERCOM_MAX_SESSIONS: ") for line in lines)
+    assert main(["config", "check", "--json"]) == 2
+    found = {entry["key"]: entry["source"] for entry in json.loads(capsys.readouterr().out)["problems"]}
+    assert found == {
+        "max_session": "file",
+        "xyzzy": "file",
+        "rate_capacity": "file",
+        "max_sessions": "AGENT_INTERCOM_MAX_SESSIONS",
+    }
+
+
 def test_bad_input_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["send", "--json"]) == 2
     out, err = capsys.readouterr()

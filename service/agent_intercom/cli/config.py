@@ -22,8 +22,8 @@ def config(options: argparse.Namespace) -> int:
 
 
 def problems() -> list[str]:
-    """The keys of settings that the broker would not use, for `doctor`."""
-    return [problem.key for problem in settings.load(os.environ).problems]
+    """The keys of settings that the broker would not use, as they were written, for `doctor`."""
+    return [problem.written or problem.key for problem in settings.load(os.environ).problems]
 
 
 def _check(as_json: bool) -> int:
@@ -31,7 +31,15 @@ def _check(as_json: bool) -> int:
 
     file = paths.config_file(os.environ)
     found = settings_model.check(os.environ)
-    wrong = [{"key": problem.key, "code": problem.code, "text": problem.text} for problem in found]
+    wrong = [
+        {
+            "key": problem.written or problem.key,
+            "code": problem.code,
+            "text": problem.text,
+            "source": problem.source,
+        }
+        for problem in found
+    ]
     if not wrong:
         where = "no configuration file" if file is None else output.printable(file)
         output.finish(as_json, {"ok": True, "file": file, "problems": []}, [f"ok ({where})"])
@@ -40,7 +48,8 @@ def _check(as_json: bool) -> int:
         text = f"{len(wrong)} settings cannot be used; the broker goes by their defaults"
         output.emit(output.json_line(failure("CONFIG_INVALID", text, file=file, problems=wrong)))
     for problem in found if not as_json else []:
-        output.complain(f"{problem.text} ({problem.code})")
+        where = f"{file}: " if problem.source == settings.FILE_KEY and file else ""
+        output.complain(f"{where}{problem.text} ({problem.code})")
     return USAGE
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 OK: Final = 0
@@ -15,16 +16,15 @@ DEGRADED: Final = 6
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
-EPILOG: Final = """\
-exit codes:
-  0  done
-  1  refused, or not delivered
-  2  wrong usage or configuration; nothing was sent
-  3  no broker could be reached
-  4  no answer in time
-  5  what listens is another protocol, another version or another user's
-  6  working, but degraded; or a check failed (status, doctor)
-"""
+MEANINGS: Final = {
+    OK: "done",
+    REFUSED: "refused, or not delivered",
+    USAGE: "wrong usage or configuration; nothing was sent",
+    UNREACHABLE: "no broker could be reached",
+    TIMED_OUT: "no answer in time",
+    INCOMPATIBLE: "what listens is another protocol, another version or another user's",
+    DEGRADED: "working, but degraded; or a check failed (status, doctor)",
+}
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -81,6 +81,11 @@ class CommandError(Exception):
     def result(self) -> JsonObject:
         """What `--json` prints."""
         return failure(self.code, str(self), self.hint, **self.details)
+
+
+def epilog(codes: Iterable[int] = tuple(MEANINGS)) -> str:
+    """What `--help` says of exit codes."""
+    return "exit codes:\n" + "".join(f"  {code}  {MEANINGS[code]}\n" for code in codes)
 
 
 def exit_for(code: str) -> int:

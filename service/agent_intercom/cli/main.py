@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
 from agent_intercom import __version__
-from agent_intercom.cli.exits import BROKEN_PIPE, EPILOG, INTERRUPTED, CommandError
+from agent_intercom.cli.exits import BROKEN_PIPE, INTERRUPTED, CommandError, epilog
 from agent_intercom.intercom.client_errors import ClientError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code (see `EPILOG`)."""
+    """Run one command. Returns its exit code (see `exits.MEANINGS`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(arguments)
@@ -52,15 +52,33 @@ def _run(arguments: list[str]) -> int:
 
     output.prepare()
     try:
-        options = build_parser().parse_args(arguments)
+        options, rest = build_parser().parse_known_args(_json_last(arguments))
+        if rest:
+            raise CommandError("USAGE", f"unrecognized: {' '.join(rest)} (see `intercom {options.name} --help`)")
         command: Command = options.command
         return _translated(command, options)
     except CommandError as error:
-        if "--json" in arguments:
+        if error.code == "USAGE" and error.hint is None and _dashed(arguments):
+            error.hint = "Put -- before a text that begins with a dash."
+        if "--json" in arguments[: arguments.index("--") if "--" in arguments else None]:
             output.emit(output.json_line(error.result()))
         else:
             output.complain(str(error), error.result()["error"].get("hint", ""))
         return error.exit_code
+
+
+def _json_last(arguments: list[str]) -> list[str]:
+    """Let `--json` be said in front of the command too."""
+    if arguments[:1] == ["--json"] and len(arguments) > 1:
+        return [arguments[1], "--json", *arguments[2:]]
+    return arguments
+
+
+def _dashed(arguments: list[str]) -> bool:
+    """Whether a text may have been taken for an option."""
+    known = {"-", "--json", "--timeout", "-h", "--help"}
+    begun = [word for word in arguments[1:] if word.startswith("-")]
+    return arguments[:1] in (["send"], ["ask"], ["reply"]) and "--" not in begun and not known.issuperset(begun)
 
 
 def _translated(command: Command, options: argparse.Namespace) -> int:
@@ -73,7 +91,11 @@ def _translated(command: Command, options: argparse.Namespace) -> int:
         text = f"the operating system refused: {os.strerror(error.errno) if error.errno else 'unknown error'}"
         raise CommandError("OS_ERROR", text) from error
     except ClientError as error:
-        hint = "`intercom doctor` tells whether the broker is well." if error.code == "TIMEOUT" else None
+        hint = None
+        if error.code == "TIMEOUT":
+            hint = "`intercom doctor` tells whether the broker is well."
+        elif error.code == "INVALID_SESSION" and error.field == "name":
+            hint = "The name is that of AGENT_INTERCOM_SESSION_NAME."
         from agent_intercom.cli.place import here, told
 
         raise CommandError(error.code, told(error, here().addresses), hint=hint) from error
@@ -84,19 +106,21 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="intercom",
         description=DESCRIPTION,
-        epilog=EPILOG + "\nexample:\n  intercom ask reviewer 'Is the parser done?' --timeout 300",
+        epilog=epilog() + "\nexample:\n  intercom ask reviewer 'Is the parser done?' --timeout 300",
         formatter_class=Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"intercom {__version__}")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True, parser_class=Parser)
 
-    def add(name: str, command: Command, summary: str, example: str, *, json: bool = True) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Command, summary: str, example: str, codes: str = "012345", *, json: bool = True
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
-            epilog=f"example:\n  {example}\n\n{EPILOG}",
+            epilog=f"example:\n  {example}\n\n{epilog(map(int, codes))}",
             formatter_class=Formatter,
             allow_abbrev=False,
         )
@@ -132,7 +156,7 @@ def _add_talking(add: Add) -> None:
         "--timeout", type=_seconds, default=120.0, metavar="S", help="seconds to wait for the reply (default 120)"
     )
 
-    add("pending", _talk("pending"), "list the asks to this seat that wait for an answer", "intercom pending")
+    add("pending", _talk("pending"), "list the asks to this seat that wait for an answer", "intercom pending", "012")
 
     replying = add("reply", _talk("reply"), "answer an ask to this seat", "intercom reply latest 'Yes, merge it.'")
     replying.usage = "intercom reply [-h] [--json] [MESSAGE-ID|latest|oldest] TEXT"
@@ -148,15 +172,32 @@ def _add_talking(add: Add) -> None:
 
 
 def _add_tending(add: Add) -> None:
-    add("status", _status, "tell whether the broker is there and well", "intercom status --json")
+    add("status", _status, "tell whether the broker is there and well", "intercom status --json", "0123456")
 
-    running = add("broker", _broker, "run the broker in the foreground", "intercom broker", json=False)
+    running = add(
+        "broker",
+        _broker,
+        "run the broker in the foreground",
+        "AGENT_INTERCOM_IDLE_EXIT_MS=3600000 intercom broker",
+        "01",
+        json=False,
+    )
+    running.description = (
+        "Run the broker in the foreground, binding for itself in the agent directory (PI_CODING_AGENT_DIR, else\n"
+        "~/.pi/agent). It ends when there was no session for five seconds; AGENT_INTERCOM_IDLE_EXIT_MS, or\n"
+        "idle_exit_ms in intercom.toml, lets it wait longer (at most 86400000, a day)."
+    )
     running.add_argument("ignored", nargs="*", metavar="ARGUMENT", help="ignored: clients that start a broker add one")
 
-    config = add("config", _config, "check or show the settings", "intercom config check")
-    config.add_argument("action", choices=("check", "show"))
+    config = add("config", _config, "check or show the settings", "intercom config check", "012")
+    config.add_argument(
+        "action",
+        choices=("check", "show"),
+        metavar="check|show",
+        help="tell what is wrong with the settings, or show every one",
+    )
 
-    doctor = add("doctor", _doctor, "look for what is wrong and tell the way out", "intercom doctor")
+    doctor = add("doctor", _doctor, "look for what is wrong and tell the way out", "intercom doctor", "016")
     doctor.add_argument(
         "--take-over",
         action="store_true",
@@ -168,6 +209,7 @@ def _add_tending(add: Add) -> None:
         _setup,
         "move the compatibility sockets to PI_CODING_AGENT_DIR",
         "PI_CODING_AGENT_DIR=~/work/pi intercom setup",
+        "012",
     )
     setup.add_argument("--undo", action="store_true", help="take the change back")
 

@@ -212,12 +212,15 @@ class Problem(NamedTuple):
     """Something that was not used. `key` is a key of the schema, or `file`.
 
     `code`: `UNKNOWN_KEY` (`key` is the nearest valid one), `WRONG_TYPE`, `OUT_OF_RANGE`, `NOT_TOML`, `UNREADABLE`.
-    `text` is for a person and may quote the file: it is not for the journal.
+    `text` and `written`, the key as it was written, are for a person and may quote the file: they are not for the
+    journal. `source` is `file` or the name of a variable.
     """
 
     key: str
     code: str
     text: str
+    source: str = FILE_KEY
+    written: str = ""
 
 
 class Loaded(NamedTuple):
@@ -278,7 +281,8 @@ def load(environ: Mapping[str, str]) -> Loaded:
         try:
             values[key] = check(whole(value) if source != FILE_KEY else value, known[key])
         except SettingError as error:
-            problems.append(Problem(key, error.code, f"{key if source == FILE_KEY else source}: {error}"))
+            text = f"{key if source == FILE_KEY else source}: {error}"
+            problems.append(Problem(key, error.code, text, source))
     return Loaded(Settings(**values), problems, file, {key: given[key][0] for key in values})
 
 
@@ -335,5 +339,7 @@ def unknown(key: str, known: Mapping[str, Bounds]) -> Problem:
     """The problem of a key that is not in the schema."""
     import difflib
 
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-    return Problem(near, "UNKNOWN_KEY", f"{key}: unknown setting; the nearest is {near}")
+    (nearest,) = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    text = f"{key}: unknown setting; {f'did you mean {near[0]}?' if near else '`intercom config show` lists them'}"
+    return Problem(near[0] if near else nearest, "UNKNOWN_KEY", text, written=key)

@@ -91,7 +91,8 @@ def check(environ: Mapping[str, str]) -> list[Problem]:
     except settings.SettingError as error:
         return [Problem(settings.FILE_KEY, error.code, str(error))]
     except ValidationError as error:
-        return [_problem(entry["type"], str(entry["loc"][0]), entry["msg"]) for entry in error.errors()]
+        variables = {key: variable for key, variable, _ in settings.from_environment(environ)}
+        return [_problem(entry["type"], str(entry["loc"][0]), entry["msg"], variables) for entry in error.errors()]
     return []
 
 
@@ -112,10 +113,11 @@ def show(environ: Mapping[str, str]) -> list[Shown]:
     ]
 
 
-def _problem(kind: str, key: str, text: str) -> Problem:
+def _problem(kind: str, key: str, text: str, variables: Mapping[str, str]) -> Problem:
     if kind == "extra_forbidden":
         return settings.unknown(key, settings.schema())
-    return Problem(key, _CODES[kind], f"{key}: {text}")
+    source = variables.get(key, settings.FILE_KEY)
+    return Problem(key, _CODES[kind], f"{key if source == settings.FILE_KEY else source}: {text}", source)
 
 
 class _Environment(EnvSettingsSource):

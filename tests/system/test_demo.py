@@ -63,4 +63,6 @@ def test_with_nothing(demo: Any) -> None:
     said = demo.as_user("alice", command, timeout=120).stdout
     check(said)
     assert "the broker binds for itself" in said
+    assert "in any field of any of those lines (searched)" in said
+    assert "There is no journal" not in said
     assert "ai-demo-" not in demo.run("ls /tmp").stdout

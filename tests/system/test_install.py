@@ -170,9 +170,23 @@ def test_a_file_in_the_way_is_not_overwritten(alice: Any) -> None:
 
 
 def test_taking_back_what_is_not_there(alice: Any) -> None:
-    done = make(alice, "uninstall-user", check=False)
+    assert "nothing is installed" in make(alice, "uninstall-user").stderr
+
+
+def test_an_empty_home_is_no_place(alice: Any) -> None:
+    done = alice.as_user("alice", f"HOME= {MAKE} install-user", check=False)
     assert done.returncode != 0
-    assert "nothing to take back" in done.stderr
+    assert "HOME is empty" in done.stderr
+
+
+def test_enabling_without_a_manager_is_no_success(alice: Any) -> None:
+    before = home(alice)
+    command = f"env -u XDG_RUNTIME_DIR -u DBUS_SESSION_BUS_ADDRESS {MAKE} install-user ENABLE=1"
+    done = alice.as_user("alice", command, check=False, timeout=300)
+    assert done.returncode != 0
+    assert "nothing is enabled" in done.stderr
+    make(alice, "uninstall-user")
+    assert home(alice) == before
 
 
 def test_removed_from_the_staging_directory(staged: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from agent_intercom import __version__
@@ -48,12 +48,25 @@ SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 More would make a replay after SIGKILL longer than a client waits for its probe; less would stall a busy broker oftener.
 """
 
+WRITTEN_BYTES: Final = 32 * 1024 * 1024
+"""It is also due when so much was written since: a replay writes all of it again."""
+
+BATCH_BYTES: Final = 32 * 1024 * 1024
+"""Room for what one batch can add to the log before a snapshot is taken."""
+
 _STATUS_DELAY: Final = 0.2
+_LATE_MS: Final = 100
+_CATCH_UP: Final = 64
 _CHANGES: Final[frozenset[type]] = frozenset({PutEdge, DropEdge})
 _FEW: Final = 2
 """Frames of a batch that nothing can be gained with by joining them: they are for different peers, as a rule."""
 
 _PROBE: Final = b'{"type":"health"'
+
+
+def _is_probe(data: memoryview) -> bool:
+    """Whether this is one `health` frame and nothing else."""
+    return bytes(data[4 : 4 + len(_PROBE)]) == _PROBE and int.from_bytes(data[:4], "big") == len(data) - 4
 
 
 class Broker:
@@ -98,6 +111,7 @@ class Broker:
         self._status: asyncio.TimerHandle | None = None
         self._snapshot_soon = False
         self._snapshot_at = 0
+        self._written = 0
         self._short = False
         self._restored = 0
 
@@ -163,8 +177,7 @@ class Broker:
             self.drained(connection, now)
 
     def _first_snapshot(self, _now: Now) -> None:
-        self._tape.snapshot(recovery.pack(__version__, self._engine, (), self._reactor.next_number))
-        self._snapshot_at = self._tape.log_end + max(SNAPSHOT_BYTES, self._tape.snapshot_size)
+        self._write_snapshot(())
 
     def listen(self, sock: socket.socket, origin: str) -> None:
         """Accept from a listener. `origin` decides trust."""
@@ -189,7 +202,7 @@ class Broker:
         self._engine.opened(connection.number, connection.origin, now)
 
     def received(self, connection: Connection, data: memoryview, now: Now) -> None:
-        if not self._keeper.opened and bytes(data[4 : 4 + len(_PROBE)]) != _PROBE:
+        if not self._keeper.opened and not _is_probe(data):
             self._open_store(now)
         try:
             self._engine.received(connection.number, data, now)
@@ -235,7 +248,7 @@ class Broker:
             self._carry_out(effects, now)
         if engine.wake_at < self._timer_at:
             self._arm(now)
-        if self._tape.log_end > self._snapshot_at and not self._snapshot_soon:
+        if (self._tape.log_end > self._snapshot_at or self._written > WRITTEN_BYTES) and not self._snapshot_soon:
             self._snapshot_soon = True
             self._reactor.yield_to_loop()
             self._loop.call_soon(self._snapshot)
@@ -263,6 +276,7 @@ class Broker:
                 connection = find(effect.number)
                 if connection is None:
                     continue
+                self._written += len(effect.frame)
                 if at_once:
                     self._send(connection, effect.frame, now)
                 else:
@@ -290,7 +304,8 @@ class Broker:
             self._forget(connection.number)
             self._reactor.destroy(connection)
         elif isinstance(effect, Hold):
-            self._journal.emit(Event.SENDER_PAUSED, session=self._session_of(connection.number))
+            if effect.held_for != effect.number:
+                self._journal.emit(Event.SENDER_PAUSED, session=self._session_of(connection.number))
             self._reactor.pause(connection)
         else:
             self._reactor.resume(connection)
@@ -326,6 +341,11 @@ class Broker:
             self._timer = self._loop.call_later(max(self._timer_at - now.mono, 0) / 1000, self._due)
 
     def _due(self) -> None:
+        # After a stop of this process, what arrived meanwhile comes before what is overdue.
+        if self._clock().mono > self._timer_at + _LATE_MS:
+            for _ in range(_CATCH_UP):
+                if not self._reactor.serve_ready():
+                    break
         self._timer = None
         self._timer_at = NEVER
         self._reactor.run_batch(self._tick)
@@ -359,12 +379,19 @@ class Broker:
             for connection in self._reactor.connections.values()
             if connection.number in self._engine.router.book.links
         ]
-        payload = recovery.pack(__version__, self._engine, lines, self._reactor.next_number)
         try:
-            self._tape.snapshot(payload)
-            self._snapshot_at = self._tape.log_end + max(SNAPSHOT_BYTES, self._tape.snapshot_size)
+            self._write_snapshot(lines)
         except HostError as error:
             self._journal.emit(Event.MEMORY_FILE_REFUSED, code=error.code)
+            # Rather deliver something twice than stop remembering who is connected.
+            self._engine.shed()
+            self._write_snapshot(lines)
+
+    def _write_snapshot(self, lines: Iterable[recovery.Line]) -> None:
+        self._tape.snapshot(recovery.pack(__version__, self._engine, lines, self._reactor.next_number))
+        self._written = 0
+        due = max(SNAPSHOT_BYTES, self._tape.snapshot_size)
+        self._snapshot_at = self._tape.log_end + min(due, self._tape.room - BATCH_BYTES)
 
     # Status and the end.
 

@@ -19,7 +19,7 @@ from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.edge import AskEdge
 from agent_intercom.intercom.frames import ClientFrame
 from agent_intercom.intercom.router import Router
-from agent_intercom.intercom.router.effects import Effect, PutEdge
+from agent_intercom.intercom.router.effects import Effect, PutEdge, Write
 from agent_intercom.intercom.router.state import Image, Link
 from agent_intercom.intercom.untyped import handle_untyped
 from agent_intercom.wire import codec
@@ -36,6 +36,9 @@ CONGESTED: Final = 5
 DRAINED: Final = 6
 NOT_STORED: Final = 7
 LOADED: Final = 8
+
+REST_BYTES: Final = 1024 * 1024
+"""What the frames of one connection may have written before others are served: a small frame can tell everybody."""
 
 _TYPED: Final = msgspec.json.Decoder(ClientFrame).decode
 _from_bytes: Final = int.from_bytes
@@ -141,11 +144,18 @@ class Engine:
     def _drain(self, link: Link, decoder: FrameDecoder, now: Now) -> None:
         links = self._links
         number = link.number
+        effects = self._book.effects
+        looked = len(effects)
+        written = 0
         try:
             while link.held_for < 0 and (payload := decoder.next()) is not None:
                 self._payload(link, payload, now)
                 if number not in links:
                     break
+                written += sum(len(effect.frame) for effect in effects[looked:] if isinstance(effect, Write))
+                looked = len(effects)
+                if written > REST_BYTES and decoder.waiting and link.held_for < 0:
+                    self._book.rest(link, now)
         except WireError as error:
             self.router.broken(link, error.code, now)
         if number in links and decoder.waiting:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_intercom.intercom.contract import ORIGIN_LOCAL, Limits
 from agent_intercom.intercom.router import encode
-from agent_intercom.intercom.router.effects import Effect, Finish, Note, Write
+from agent_intercom.intercom.router.effects import Effect, Finish, Hold, Note, Write
 from agent_intercom.intercom.router.state import Ask, Image, Link, Pending, Session, Settled
 from agent_intercom.wire.clock import Now
 
@@ -114,6 +114,22 @@ class Book:
         if origin == ORIGIN_LOCAL:
             return limits.rate_capacity, limits.rate_per_second
         return limits.remote_rate_capacity, limits.remote_rate_per_second
+
+    def hold(self, link: Link, target: Session, now: Now) -> None:
+        """Read no more from a connection whose frames fill the queue of `target`, for as long as that may take."""
+        until = target.slow_since + self.limits.stall_ms
+        if target.number != link.number and until > now.mono:
+            self._hold(link, target.number, until)
+
+    def rest(self, link: Link, now: Now) -> None:
+        """Let others read what a connection's frames have made of them, before its next ones."""
+        self._hold(link, link.number, now.mono + 1)
+
+    def _hold(self, link: Link, held_for: int, until: int) -> None:
+        link.held_for = held_for
+        link.held_until = until
+        self.wake(until)
+        self.effects.append(Hold(link.number, held_for))
 
     def image(self) -> Image:
         return Image(

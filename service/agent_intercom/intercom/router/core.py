@@ -260,7 +260,7 @@ class Router:
         if isinstance(frame, List):
             text = None if self._sessions.list(session, frame.requestId) else Text.INVALID_LIST
         elif isinstance(frame, Presence):
-            text = self._presence(session, frame, now)
+            text = self._presence(link, session, frame, now)
         elif isinstance(frame, MessageRejected):
             fits = utf16_length(frame.reason) <= book.limits.reject_reason
             if frame.code == DeliveryCode.CONFLICTING_MESSAGE_ID and fits:
@@ -274,7 +274,7 @@ class Router:
         if text is not None:
             self.fail(link, ErrorCode.INVALID_REQUEST, text, now)
 
-    def _presence(self, session: Session, frame: Presence, now: Now) -> str | None:
+    def _presence(self, link: Link, session: Session, frame: Presence, now: Now) -> str | None:
         limits = self.book.limits
         changes: dict[str, str] = {}
         for key, value, longest in (
@@ -287,7 +287,9 @@ class Router:
             if utf16_length(value) > longest:
                 return f"Invalid presence {key}"
             changes[key] = value
-        self._sessions.presence(session, changes, now)
+        slow = self._sessions.presence(session, changes, now)
+        if slow is not None:
+            self.book.hold(link, slow, now)
         return None
 
     def _control_ask(self, session: Session, frame: DeferAsk | CancelAsk) -> str | None:

@@ -11,7 +11,7 @@ from agent_intercom.intercom.contract import MAX_FRAME, DeliveryCode, Text
 from agent_intercom.intercom.router import encode
 from agent_intercom.intercom.router.asks import Asks, Refusal
 from agent_intercom.intercom.router.book import MEMORY_SHARE, NEVER, Book, weight
-from agent_intercom.intercom.router.effects import Hold, Write
+from agent_intercom.intercom.router.effects import Write
 from agent_intercom.intercom.router.state import Link, Pending, Session, Settled
 from agent_intercom.wire.clock import Now
 
@@ -100,11 +100,8 @@ class Deliveries:
         self._remember(link, sender, target, message, delivery, now)
         accepted = encode.outcome_frame(encode.ACCEPTED, encode.quote(message_id), encoded)
         book.effects += (Write(link.number, accepted, tag), Write(target.number, frame, tag))
-        if target.slow_since >= 0 and target.number != link.number:
-            link.held_for = target.number
-            link.held_until = target.slow_since + book.limits.stall_ms
-            book.wake(link.held_until)
-            book.effects.append(Hold(link.number))
+        if target.slow_since >= 0:
+            self._book.hold(link, target, now)
 
     def _remember(
         self, link: Link, sender: Session, target: Session, message: Outgoing, delivery: str, now: Now

@@ -47,9 +47,13 @@ class Unbound(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hold(msgspec.Struct, frozen=True, gc=False):
-    """Stop reading from the connection: what it sends to is not being read."""
+    """Stop reading from the connection: what it sends to, `held_for`, is not being read.
+
+    Its own number means that it only has to let others read first.
+    """
 
     number: int
+    held_for: int
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):

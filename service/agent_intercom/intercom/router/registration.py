@@ -9,10 +9,13 @@ from typing import Any, Final
 
 from agent_intercom.intercom import contract
 from agent_intercom.intercom.contract import ErrorCode, Limits, Text
-from agent_intercom.wire.codec import trimmed, utf8_length, utf16_length
+from agent_intercom.wire.codec import encode, trimmed, utf16_length
 
 MAX_SESSION_ID_BYTES: Final = 16_384
-"""The contract sets no bound; without one a single id could push every list over the frame size."""
+"""Bytes of an id as JSON. The contract sets no bound; without one a single id could fill every frame."""
+
+MAX_SHOWN_BYTES: Final = 131_072
+"""Bytes of what others are shown of a session, as JSON. Out of reach with the contract's own limits."""
 
 _REQUIRED: Final = frozenset({"type", "protocol", "version", "session"})
 _ALLOWED: Final = _REQUIRED | {"sessionId", "stateId", "access", "scopeId"}
@@ -86,7 +89,7 @@ def read_session_id(frame: dict[str, Any]) -> str | None:
     if "sessionId" not in frame:
         return None
     value = frame["sessionId"]
-    if type(value) is not str or not trimmed(value) or utf8_length(value) > MAX_SESSION_ID_BYTES:
+    if type(value) is not str or not trimmed(value) or len(encode(value)) > MAX_SESSION_ID_BYTES:
         raise Refused(ErrorCode.INVALID_REQUEST, Text.INVALID_SESSION_ID)
     return value
 

@@ -12,7 +12,7 @@ from agent_intercom.intercom.router.asks import Asks, Refusal
 from agent_intercom.intercom.router.book import NEVER, Book
 from agent_intercom.intercom.router.deliveries import Deliveries
 from agent_intercom.intercom.router.effects import Bound, Unbound
-from agent_intercom.intercom.router.registration import Refused, public_info, read_envelope, read_session_id
+from agent_intercom.intercom.router.registration import MAX_SHOWN_BYTES, Refused, public_info, read_envelope, read_session_id
 from agent_intercom.intercom.router.state import Link, Session
 from agent_intercom.wire.clock import Now
 
@@ -47,6 +47,8 @@ class Sessions:
         if incumbent is not None and not _same_runtime(incumbent, claims):
             raise Refused(ErrorCode.SESSION_ID_IN_USE, contract.session_in_use(session_id))
         session = self._session(link, session_id, scope, claims, now)
+        if len(session.shown) > MAX_SHOWN_BYTES:
+            raise Refused(ErrorCode.INVALID_REQUEST, Text.INVALID_REGISTER)
         if incumbent is not None:
             self._step_aside(incumbent, now)
         self._bind(link, session)
@@ -133,8 +135,11 @@ class Sessions:
         book.write(session.number, payload)
         return True
 
-    def presence(self, session: Session, changes: dict[str, str], now: Now) -> None:
-        """Apply `name`, `status` and `model`; tell the scope unless nothing changed within the last second."""
+    def presence(self, session: Session, changes: dict[str, str], now: Now) -> Session | None:
+        """Apply `name`, `status` and `model`; tell the scope unless nothing changed within the last second.
+
+        Returns one of those who were told and do not keep up with reading.
+        """
         info = session.info
         changed = any(info.get(key) != value for key, value in changes.items())
         info.update(changes)
@@ -145,6 +150,12 @@ class Sessions:
         if changed or now.mono - session.broadcast_at >= self._book.limits.presence_ms:
             session.broadcast_at = now.mono
             self._book.tell_audience(session, encode.presence_update(session.shown))
+            return self._slowest(session)
+        return None
+
+    def _slowest(self, subject: Session) -> Session | None:
+        """Who of the subject's audience has too many bytes waiting, if anybody."""
+        return next((other for other in self._book.audience(subject) if other.slow_since >= 0), None)
 
     def resolve(self, sender: Session, target: str) -> Session | Refusal:
         """Exact id anywhere, then name, then id prefix within the sender's scope (contract section 5)."""

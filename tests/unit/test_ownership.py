@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.host import journal
+from agent_intercom.host import journal, standalone
 from agent_intercom.intercom import foreign, ownership
 from agent_intercom.intercom.ownership import Guard, OwnershipError, Probe
 
@@ -292,16 +292,60 @@ def test_an_owner_that_cannot_be_removed(intercom: Path, monkeypatch: pytest.Mon
     assert (caught.value.code, str(caught.value)) == ("UNOBTAINABLE", "Could not acquire intercom broker ownership")
 
 
-def test_release_takes_only_ones_own(intercom: Path) -> None:
-    files = [intercom / name for name in ("broker.sock", "broker.pid", "broker.owner", "broker-asks.json")]
-    for file in files:
-        file.write_text("1")
+def test_one_that_was_faster_with_a_stale_owner_keeps_the_directory(
+    intercom: Path, monkeypatch: pytest.MonkeyPatch, other: int
+) -> None:
+    name = intercom / "broker.owner"
+    name.write_text("stale")
+    read = ownership._read_pid
+
+    def overtaken(file: str) -> int | None:
+        found = read(file)
+        if found is None:
+            name.unlink()
+            ownership.acquire_owner(str(intercom), other)
+        return found
+
+    monkeypatch.setattr(ownership, "_read_pid", overtaken)
+    with pytest.raises(OwnershipError, match=f"live process {other}"):
+        ownership.acquire_owner(str(intercom), os.getpid())
+    assert name.read_text() == str(other)
+    assert [file.name for file in intercom.iterdir()] == ["broker.owner"]
+
+
+def release_with(intercom: Path, *, pid_file: str, bound: bool) -> list[str]:
+    """What is left after the owner 4711 has released a directory in which everything lies."""
+    for name in ("broker.status", "broker-asks.json"):
+        (intercom / name).write_text("1")
     (intercom / "broker.owner").write_text("4711")
-    assert not ownership.release(str(intercom), 4712, [str(files[0])])
-    assert all(file.exists() for file in files)
-    assert ownership.release(str(intercom), 4711, [str(files[0])])
-    assert [file.exists() for file in files] == [False, False, False, True]
-    assert not ownership.release(str(intercom), 4711)
+    (intercom / "broker.pid").write_text(pid_file)
+    address = str(intercom / "broker.sock")
+    with standalone.bind(address):
+        sockets = {address: standalone.identity(address)} if bound else {}
+        assert not ownership.release(str(intercom), 4712, sockets)
+        assert len(list(intercom.iterdir())) == 5
+        assert ownership.release(str(intercom), 4711, sockets)
+    assert not ownership.release(str(intercom), 4711, sockets)
+    return sorted(file.name for file in intercom.iterdir())
+
+
+def test_release_takes_only_ones_own(intercom: Path) -> None:
+    assert release_with(intercom, pid_file="4711", bound=True) == ["broker-asks.json"]
+
+
+def test_release_by_one_that_was_refused_leaves_the_other_s(intercom: Path) -> None:
+    left = ["broker-asks.json", "broker.pid", "broker.sock", "broker.status"]
+    assert release_with(intercom, pid_file="4712", bound=False) == left
+
+
+def test_release_leaves_a_socket_that_another_bound_since(intercom: Path) -> None:
+    (intercom / "broker.owner").write_text("4711")
+    address = str(intercom / "broker.sock")
+    with standalone.bind(address):
+        mine = standalone.identity(address)
+        with standalone.bind(address):
+            assert ownership.release(str(intercom), 4711, {address: mine})
+    assert os.path.exists(address)
 
 
 # The guard

@@ -240,6 +240,39 @@ def test_reset_by_a_peer_that_left_our_bytes_unread() -> None:
     play(test)
 
 
+def test_a_late_timer_can_have_everything_served_that_is_ready() -> None:
+    async def test(stage: Stage) -> None:
+        # More than one wake would serve.
+        clients = [(await stage.connect())[0] for _ in range(70)]
+        stage.handler.on["received"] = lambda connection, data: connection.queue(data)
+        assert not stage.reactor.serve_ready()
+        for client in clients:
+            client.send(b"in time")
+        batches = stage.handler.batches
+        assert stage.reactor.serve_ready()
+        assert stage.handler.batches == batches + 1
+        assert len(stage.handler.named("received")) == len(clients)
+        assert all(client.recv(10) == b"in time" for client in clients)
+        assert not stage.reactor.serve_ready()
+
+    play(test)
+
+
+def test_inside_a_batch_nothing_else_is_served() -> None:
+    async def test(stage: Stage) -> None:
+        client, _ = await stage.connect()
+        client.send(b"x")
+        answers: list[bool] = []
+        stage.reactor.run_batch(lambda _now: answers.append(stage.reactor.serve_ready()))
+        assert answers == [False]
+        assert not stage.handler.named("received")
+        await stage.handler.call("received", 1, b"x")
+        stage.reactor.close()
+        assert not stage.reactor.serve_ready()
+
+    play(test)
+
+
 def test_every_ready_connection_gets_one_receive_per_wake() -> None:
     async def test(stage: Stage) -> None:
         (loud, _), (quiet, _) = [await stage.connect() for _ in range(2)]

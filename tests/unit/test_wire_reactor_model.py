@@ -53,6 +53,8 @@ class World:
         assert reason in ("eof", "reset")
         assert not (life.client_open and life.client_talks)
         life.finished = True
+        # A peer that has only stopped talking gets what was queued for it, as it does at an orderly end.
+        life.ended = reason == "eof"
         if self.rng.random() < 0.5:
             self.act_on_server(self.rng.choice(list(self.lives.values())))
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import agent_intercom
+from agent_intercom.wire.clock import Now
 from agent_intercom.wire.connection import Connection
 from agent_intercom.wire.peer import PeerCredentials, peer_pidfd
 from tests.unit.wirestage import GUARD_S, Stage, play
@@ -45,6 +46,30 @@ def test_adopt_of_a_connection_whose_peer_left_meanwhile() -> None:
         client.close()
         assert stage.reactor.adopt(ours, "local", 5) is not None
         await stage.handler.call("lost", 5, "eof")
+
+    play(test)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_drained_is_told_of_a_congested_peer_that_takes_all_at_once(flushed: bool) -> None:
+    async def test(stage: Stage) -> None:
+        ours, client = stage.pair()
+        connection = stage.reactor.adopt(ours, "local", 5, unsent=b"what waited")
+        assert connection is not None
+        if flushed:
+            connection.congested = True
+            stage.reactor.flush()
+        else:
+
+            def resume(_now: Now) -> None:
+                connection.congested = True
+
+            stage.reactor.run_batch(resume)
+        assert stage.handler.named("drained") == [("drained", 5)]
+        assert not connection.congested
+        stage.push(connection, b" and more")
+        assert await stage.read(client, 20) == b"what waited and more"
+        assert len(stage.handler.named("drained")) == 1
 
     play(test)
 

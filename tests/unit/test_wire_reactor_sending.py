@@ -373,6 +373,80 @@ def test_end_of_a_peer_that_is_gone() -> None:
     play(test)
 
 
+@pytest.mark.parametrize("corked", [False, True])
+def test_a_peer_that_asks_and_ends_its_side_at_once_gets_the_answer(corked: bool) -> None:
+    async def test(stage: Stage) -> None:
+        client, connection = await stage.connect()
+        answer = pattern(BIG)
+
+        def respond(connection: Connection, _data: bytes) -> None:
+            connection.queue(answer)
+            if corked:
+                stage.reactor.cork(connection)
+
+        stage.handler.on["received"] = respond
+        stage.handler.on["lost"] = lambda connection, _reason: connection.queue(b"after the end")
+        client.send(b"ask")
+        client.shutdown(socket.SHUT_WR)
+        await stage.handler.call("lost", 1, "eof")
+        batches = stage.handler.batches
+        await stage.idle()
+        assert stage.handler.batches - batches <= 1
+        assert not connection.closed
+        if corked:
+            assert connection.sent == 0
+            stage.reactor.uncork(connection)
+            stage.reactor.flush()
+        assert await stage.read_to_end(client) == answer
+        await stage.handler.until(lambda: connection.closed)
+        assert stage.handler.named("lost") == [("lost", 1, "eof")]
+        assert stage.reactor.connections == {}
+
+    play(test)
+
+
+@pytest.mark.parametrize(("corked", "gone"), [(False, False), (True, False), (True, True)])
+def test_a_peer_that_ended_its_side_and_does_not_read_is_closed_at_the_deadline(corked: bool, gone: bool) -> None:
+    clock = FakeClock()
+
+    async def test(stage: Stage) -> None:
+        client, connection = await stage.connect()
+        if corked:
+            stage.reactor.cork(connection)
+        stage.push(connection, bytes(BIG))
+        if gone:
+            client.close()
+        else:
+            client.shutdown(socket.SHUT_WR)
+        await stage.handler.call("lost", 1, "eof")
+        assert not connection.closed
+        batches = stage.handler.batches
+        await stage.idle()
+        assert stage.handler.batches - batches <= 1
+        for _ in range(2):
+            clock.mono += 1_000
+            stage.reactor._deadlines.fire()
+        assert connection.closed
+        assert len(stage.handler.named("lost")) == 1
+        assert stage.reactor.connections == {}
+
+    play(test, limits=ReactorLimits(write_deadline_ms=1_000), clock=clock)
+
+
+def test_destroy_inside_lost_drops_what_was_queued() -> None:
+    async def test(stage: Stage) -> None:
+        client, connection = await stage.connect()
+        stage.reactor.cork(connection)
+        stage.push(connection, b"never sent")
+        stage.handler.on["lost"] = lambda connection, _reason: stage.reactor.destroy(connection)
+        client.shutdown(socket.SHUT_WR)
+        await stage.handler.call("lost", 1, "eof")
+        assert connection.closed
+        assert await stage.read_to_end(client) == b""
+
+    play(test)
+
+
 def test_cork_holds_back_and_uncork_lets_go() -> None:
     async def test(stage: Stage) -> None:
         client, connection = await stage.connect()

@@ -48,7 +48,7 @@ class Recorder:
         self._note("received", connection, bytes(data))
 
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
-        assert connection.closed
+        assert connection.closed or (reason == "eof" and connection.ending)
         self._note("lost", connection, reason)
 
     def congested(self, connection: Connection, now: Now) -> None:

@@ -50,17 +50,17 @@ def run(started: int) -> int:
         return _refuse(f"{error} ({directory})" if error.field != "NOTIFY_SOCKET" else str(error))
     except ownership.OwnershipError as error:
         return _refuse(f"{error}{_whose(directory)}")
-    local = paths.compat_socket(os.environ)
-    remote = paths.compat_gateway_socket(os.environ)
+    bound: dict[str, standalone.Identity | None] = {}
     try:
-        return asyncio.run(_serve(notifier, started, directory, local, remote))
+        return asyncio.run(_serve(notifier, started, directory, bound))
     except HostError as error:
         return _refuse(f"{error} ({directory})")
     finally:
-        ownership.release(directory, pid, (local, remote))
+        ownership.release(directory, pid, bound)
 
 
-async def _serve(notifier: Notifier, started: int, directory: str, local: str, remote: str) -> int:
+async def _serve(notifier: Notifier, started: int, directory: str, bound: dict[str, standalone.Identity | None]) -> int:
+    """Serve; `bound` is told which sockets are this process's own."""
     from agent_intercom.intercom.store import StoreLocked
 
     journal = Journal(stderr=True)
@@ -76,8 +76,12 @@ async def _serve(notifier: Notifier, started: int, directory: str, local: str, r
     broker.begin()
     try:
         broker.open_store(exclusive=True)
-        broker.listen(standalone.bind(local), contract.ORIGIN_LOCAL)
-        broker.listen(standalone.bind(remote), contract.ORIGIN_REMOTE)
+        for address, origin in (
+            (paths.compat_socket(os.environ), contract.ORIGIN_LOCAL),
+            (paths.compat_gateway_socket(os.environ), contract.ORIGIN_REMOTE),
+        ):
+            broker.listen(standalone.bind(address), origin)
+            bound[address] = standalone.identity(address)
         ownership.write_pid(directory, os.getpid())
         print(contract.ready_line(os.getpid()), flush=True)
         await serve(broker, notifier, started)

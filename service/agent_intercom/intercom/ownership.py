@@ -21,12 +21,16 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from agent_intercom.intercom import paths, statefiles
 from agent_intercom.intercom.foreign import OwnershipError, Probe, foreign_sessions, is_manager, probe, take_over
+
+if TYPE_CHECKING:
+    from agent_intercom.host.standalone import Identity
 
 __all__ = [
     "Guard",
@@ -79,11 +83,8 @@ def acquire_owner(directory: str, pid: int) -> None:
     for _ in range(2):
         if _create(name, pid):
             return
-        current = _read_pid(name)
-        if current is not None and current != pid and _owns(directory, current):
-            raise OwnershipError("OWNED", f"Intercom broker already owned by live process {current}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        _yield_to_owner(directory, name, pid)
+        _remove_stale(directory, name, pid)
     raise OwnershipError("UNOBTAINABLE", "Could not acquire intercom broker ownership")
 
 
@@ -97,14 +98,27 @@ def write_status(directory: str, text: str) -> None:
     _replace(path.join(directory, STATUS), text.encode())
 
 
-def release(directory: str, pid: int, sockets: Iterable[str] = ()) -> bool:
-    """Remove `sockets`, `broker.pid`, `broker.status` and `broker.owner`, if that names `pid`; whether it did."""
+def release(directory: str, pid: int, sockets: Mapping[str, Identity | None] = MappingProxyType({})) -> bool:
+    """Remove what is `pid`'s, if `broker.owner` names it; whether it did.
+
+    Of `sockets` (by path, each with what it was once it was bound) those that are still the same, `broker.pid` with
+    `broker.status` if that names `pid` too, and `broker.owner`. A broker that was refused has bound and written nothing
+    but the latter, and another may be serving at these paths.
+    """
     name = path.join(directory, OWNER)
     if _read_pid(name) != pid:
         return False
-    for gone in (*sockets, path.join(directory, PID), path.join(directory, STATUS), name):
+    if sockets:
+        from agent_intercom.host.standalone import unbind  # the guard does not need it
+
+        for address, made in sockets.items():
+            unbind(address, made)
+    gone = [name]
+    if _read_pid(path.join(directory, PID)) == pid:
+        gone[:0] = [path.join(directory, PID), path.join(directory, STATUS)]
+    for file in gone:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(gone)
+            os.unlink(file)
     return True
 
 
@@ -119,10 +133,33 @@ def alive(pid: int) -> bool:
     return True
 
 
-def _owns(directory: str, pid: int) -> bool:
-    return alive(pid) and (
-        _since(pid, path.join(directory, OWNER)) or probe(path.join(directory, paths.COMPAT_SOCKET_NAME)).listening
-    )
+def _yield_to_owner(directory: str, name: str, pid: int) -> None:
+    """Raise OwnershipError `OWNED` where the file `name` names an owner of `directory` other than `pid`."""
+    current = _read_pid(name)
+    if current is None or current == pid or not alive(current):
+        return
+    if _since(current, name) or probe(path.join(directory, paths.COMPAT_SOCKET_NAME)).listening:
+        raise OwnershipError("OWNED", f"Intercom broker already owned by live process {current}")
+
+
+def _remove_stale(directory: str, name: str, pid: int) -> None:
+    """Remove the stale `name`; or raise OwnershipError, where a live owner has replaced it since it was read.
+
+    Two that find the same stale file would otherwise both become owner, the second by removing the first one's file.
+    """
+    aside = f"{name}.{pid}.stale"
+    try:
+        os.rename(name, aside)
+    except FileNotFoundError:
+        return
+    try:
+        _yield_to_owner(directory, aside, pid)
+    except OwnershipError:
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, name)
+        raise
+    finally:
+        os.unlink(aside)
 
 
 def _since(pid: int, name: str) -> bool:

@@ -35,7 +35,7 @@ class Connection:
     `number` never repeats in the life of a server, restarts included. `origin` is the name of the listener that it came
     by. `queued` counts the bytes that wait for the peer, `sent` those that the kernel took since the connection began.
     Everything below `corked` belongs to the reactor. `plain` is what nearly every connection is: open, and without
-    anything that sending has to mind (a cork, a blocked peer, an end, a deadline, a charge).
+    anything that sending has to mind (a cork, a blocked peer, an end, a deadline, a charge, congestion).
     """
 
     __slots__ = (
@@ -247,7 +247,8 @@ class Handler(Protocol):
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
         """The connection is gone: `eof`, `reset`, `not-reading` or `peer-died`.
 
-        Its socket is closed already. Not called for connections that were ended or destroyed on this side.
+        Its socket is closed already, or, on `eof` with bytes queued, ended as by `Reactor.end`: those bytes leave, and
+        nothing can be queued any more. Not called for connections that were ended or destroyed on this side.
         """
         ...
 

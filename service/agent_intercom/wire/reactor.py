@@ -99,9 +99,10 @@ class Reactor:
     ) -> Connection | None:
         """Take over a connection that an earlier process accepted.
 
-        `sent` is how many bytes the kernel took so far, `unsent` what follows them; it leaves with the next flush. The
-        credentials are read again and, where `registered_peer` is given, must be the same. Answers None, closes the
-        socket and tells `refused` where they are not good. `next_number` moves past `number`.
+        `sent` is how many bytes the kernel took so far, `unsent` what follows them; it leaves with the next flush. Set
+        `congested` before that flush to be told `drained`. The credentials are read again and, where `registered_peer`
+        is given, must be the same. Answers None, closes the socket and tells `refused` where they are not good.
+        `next_number` moves past `number`.
         """
         self.next_number = max(self.next_number, number + 1)
         peer = self._checked(sock, origin, registered_peer)
@@ -109,6 +110,7 @@ class Reactor:
             return None
         connection = self._pool.add(sock, origin, number, peer)
         connection.sent = sent
+        connection.plain = False
         connection.queue(unsent)
         self._pool.arm(connection)
         return connection
@@ -213,6 +215,18 @@ class Reactor:
         finally:
             self._in_batch = False
 
+    def serve_ready(self) -> bool:
+        """Serve every socket that is ready now, once, in a batch of its own; False when none was, or inside a batch.
+
+        For a timer that is late: what arrived in time, while this process did not run, must be seen before the tick.
+        """
+        if self._in_batch or self._epoll.closed:
+            return False
+        events = self._epoll.poll(0)
+        if events:
+            self._serve(events)
+        return bool(events)
+
     def yield_to_loop(self) -> None:
         """Go back to asyncio after this batch: something was scheduled that should not wait for the sockets."""
         self._yielding = True
@@ -281,8 +295,14 @@ class Reactor:
             return True
         if data:
             self._handler.received(connection, data, now)
-        else:
+        elif connection.broken or not connection.queued:
             self._lose(connection, "reset" if connection.broken else "eof")
+        else:
+            # A peer that only ended its own side has a right to what was answered.
+            self.end(connection)
+            self._dying.discard(connection)
+            self._told = True
+            self._handler.lost(connection, "eof", now)
         return True
 
     def _peer_died(self, connection: Connection) -> None:

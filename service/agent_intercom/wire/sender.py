@@ -93,7 +93,7 @@ class Sender:
                 self.transmit(connection, now)
             elif connection.mask & _OUT:
                 self._pool.arm(connection)
-        if connection.queued or connection.charged or connection.ending:
+        if connection.queued or connection.charged or connection.congested or connection.ending:
             self._account(connection)
         # Bytes that wait were charged above, unless the peer is gone.
         connection.plain = not (
@@ -104,6 +104,7 @@ class Sender:
             or connection.broken
             or connection.deadline
             or connection.charged
+            or connection.congested
             or connection.mask & _OUT
         )
 

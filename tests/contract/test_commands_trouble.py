@@ -161,3 +161,19 @@ def test_status_keeps_its_shape_when_the_broker_ends_just_then(
     assert main(["status", "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert (found["error"]["code"], found["broker"]["reachable"]) == ("BROKER_UNREACHABLE", False)
+
+
+def test_a_broker_that_may_not_start_says_where_and_why(start: StartBroker) -> None:
+    first = start({})
+    shell = Shell(first)
+    owner = first.home.intercom / "broker.owner"
+    code, out, err = shell.run("broker")
+    assert (code, out) == (1, "")
+    assert err == f"intercom broker: Intercom broker already owned by live process {first.pid} ({owner})\n"
+    first.stop()
+    owner.write_text("1")
+    code, _, err = shell.run("broker")
+    assert code == 1
+    assert "already owned by live process 1, the service manager, but nothing listens there" in err
+    assert err.endswith(f"rm {owner}\n")
+    owner.unlink()

@@ -180,7 +180,7 @@ def addresses(found: Units, heard: dict[str, Heard]) -> Iterator[Check]:
             yield _address("compatibility-path", address, who, took, found)
             continue
         alone = heard[compat].probe
-        if who.state == "absent" and alone.state == "compatible" and not is_manager(alone.pid):
+        if who.state == "absent" and alone.state in {"compatible", "unreachable"} and foreground(alone):
             text = "nobody listens, as it has to be: a broker in the foreground has the compatibility path only"
             yield Check("canonical-path", "ok", text, details=_details(who, took))
         else:
@@ -204,6 +204,11 @@ def agent_directory(found: Units) -> Iterator[Check]:
         text = "PI_CODING_AGENT_DIR is not set here and the socket unit listens for one that sets it"
         hint = f"set PI_CODING_AGENT_DIR here too, or: intercom setup --undo && {RELOAD}"
     yield Check("agent-directory", "fail", text, hint)
+
+
+def foreground(found: Probe) -> bool:
+    """Whether a process listens that is no service manager."""
+    return found.listening and not is_manager(found.pid)
 
 
 def owner_file(found: Units) -> Iterator[Check]:

@@ -139,9 +139,7 @@ Add: TypeAlias = Callable[..., argparse.ArgumentParser]
 
 def _add_talking(add: Add) -> None:
     listing = add("list", _talk("list_sessions"), "list the sessions of this scope", "intercom list --json")
-    listing.add_argument(
-        "--all", action="store_true", help="with those that live only as long as a command, this one too"
-    )
+    listing.add_argument("--all", action="store_true", help="with those that live only as long as a command")
 
     sending = add(
         "send", _talk("send"), "send a message and wait until it is delivered", "intercom send builder 'Go on.'"

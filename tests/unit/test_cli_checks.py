@@ -79,6 +79,18 @@ def test_the_service(change: Any, expected: dict[str, str]) -> None:
     assert {name: check.state for name, check in found.items()} == expected
 
 
+def test_only_the_owner_s_status_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "broker.owner").write_text("99")
+    (tmp_path / "broker.status").write_text("1 session; degraded: STATE_FULL")
+    address = str(tmp_path / "broker.sock")
+    assert status._status_text(address, Probe("compatible", True, 98, os.geteuid())) is None
+    assert status._status_text(address, Probe("absent", False, 99)) is None
+    found = status._status_text(address, Probe("compatible", True, 99, os.geteuid()))
+    assert status.degraded(found) == ["STATE_FULL"]
+    (tmp_path / "broker.status").unlink()
+    assert status._status_text(address, Probe("compatible", True, 99, os.geteuid())) is None
+
+
 def test_a_service_that_stopped_has_no_last_words() -> None:
     stale = {"ActiveState": "inactive", "StatusText": "1 session; degraded: STATE_FULL"}
     found = by_name(list(checks.service(units(intercom_service=stale))))

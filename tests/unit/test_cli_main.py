@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from agent_intercom.cli import output
 from agent_intercom.cli.exits import CommandError, exit_for
 from agent_intercom.cli.main import build_parser, main
-from agent_intercom.cli.place import chosen_session_id, ephemeral_id, here, runtime_directory, seat_key
+from agent_intercom.cli.operations import perform
+from agent_intercom.cli.place import chosen_session_id, ephemeral_id, here, runtime_directory, seat_key, told
+from agent_intercom.intercom.client_errors import AskTimeout, ClientError
 
 COMMANDS = {
     "list",
@@ -325,3 +328,32 @@ def test_without_a_runtime_directory_there_is_no_seat(tmp_path: Path) -> None:
     (tmp_path / "agent-intercom").symlink_to("/tmp")
     with pytest.raises(CommandError):
         runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (FileNotFoundError(2, ""), "no broker listens at /a or /b"),
+        (PermissionError(13, ""), "no broker listens at /a or /b (Permission denied)"),
+    ],
+)
+def test_where_nobody_listens_is_told_and_why_where_it_matters(cause: OSError, text: str) -> None:
+    error = ClientError("BROKER_UNREACHABLE", "no broker listens")
+    error.__cause__ = cause
+    assert told(error, ["/a", "/b"]) == text
+    assert told(ClientError("TIMEOUT", "late"), ["/a"]) == "late"
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [({"deferred": True}, "deferred"), ({"cancelled": True}, "cancelled"), ({}, "unknown")]
+)
+def test_what_became_of_an_ask_is_never_guessed(word: dict[str, bool], state: str) -> None:
+    class Silent:
+        async def ask(self, *arguments: object, **options: object) -> None:
+            raise AskTimeout("q", False, **word)
+
+    request = {"op": "ask", "to": "a", "text": "?", "timeout": 1.0}
+    client: Any = Silent()
+    code, result = asyncio.run(perform(client, request, lasting=True))
+    assert (code, result["state"]) == (4, state)
+    assert result["error"]["hint"]

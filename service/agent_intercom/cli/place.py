@@ -54,7 +54,11 @@ def told(error: ClientError, addresses: list[str]) -> str:
     """The text of a client's error for a person, with the addresses where that is what they ask next."""
     if error.code != "BROKER_UNREACHABLE":
         return str(error)
-    return f"no broker listens at {' or '.join(addresses)}"
+    cause = error.__cause__
+    why = ""
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | ConnectionRefusedError):
+        why = f" ({os.strerror(cause.errno or 0)})"
+    return f"no broker listens at {' or '.join(addresses)}{why}"
 
 
 def ephemeral_id() -> str:

@@ -357,3 +357,15 @@ def test_what_became_of_an_ask_is_never_guessed(word: dict[str, bool], state: st
     code, result = asyncio.run(perform(client, request, lasting=True))
     assert (code, result["state"]) == (4, state)
     assert result["error"]["hint"]
+
+
+def test_a_broker_that_gives_no_list_is_looked_into_with_doctor() -> None:
+    class Silent:
+        session_id = "me"
+
+        async def list(self) -> None:
+            raise ClientError("TIMEOUT", "late")
+
+    client: Any = Silent()
+    code, result = asyncio.run(perform(client, {"op": "list"}, lasting=False))
+    assert (code, "intercom doctor" in result["error"]["hint"]) == (4, True)

@@ -47,7 +47,9 @@ async def perform(client: IntercomClient, request: JsonObject, *, lasting: bool)
     except AskCancelledError as error:
         return REFUSED, failure(error.code, str(error), state="cancelled", messageId=error.message_id)
     except ClientError as error:
-        return (2 if error.code == "INVALID_MESSAGE" else exit_for(error.code)), failure(error.code, str(error))
+        return (2 if error.code == "INVALID_MESSAGE" else exit_for(error.code)), failure(
+            error.code, str(error), _ASK_DOCTOR if error.code == "TIMEOUT" else None
+        )
     return REFUSED, failure("USAGE", "unknown operation")
 
 
@@ -97,7 +99,7 @@ def _not_delivered(error: DeliveryFailed) -> JsonObject:
 
 
 def _unknown(error: SendTimeout) -> str:
-    taken = "accepted" if error.accepted else "queued, not accepted yet"
+    taken = "accepted" if error.accepted else "sent, and not accepted in time"
     return f"{taken}; whether it was delivered is unknown"
 
 

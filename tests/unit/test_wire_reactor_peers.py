@@ -25,7 +25,7 @@ def test_adopt_goes_on_where_an_earlier_process_stopped() -> None:
     async def test(stage: Stage) -> None:
         ours, client = stage.pair()
         me = PeerCredentials(os.getpid(), os.getuid(), os.getgid())
-        connection = stage.reactor.adopt(ours, "remote", 17, sent=1_000, unsent=b"rest of a frame", registered_peer=me)
+        connection = stage.reactor.adopt(ours, "remote", 17, sent=1_000, unsent=b"rest of a frame")
         assert connection is not None
         assert (connection.number, connection.origin, connection.peer) == (17, "remote", me)
         assert (connection.sent, connection.queued) == (1_000, 15)
@@ -74,11 +74,11 @@ def test_drained_is_told_of_a_congested_peer_that_takes_all_at_once(flushed: boo
     play(test)
 
 
-def test_adopt_refuses_another_peer() -> None:
+def test_adopt_refuses_another_user() -> None:
     async def test(stage: Stage) -> None:
         ours, client = stage.pair()
-        other = PeerCredentials(os.getpid() + 1, os.getuid(), os.getgid())
-        assert stage.reactor.adopt(ours, "local", 5, registered_peer=other) is None
+        stage.reactor._uid = os.getuid() + 1
+        assert stage.reactor.adopt(ours, "local", 5) is None
         assert stage.handler.named("refused") == [("refused", "local", os.getuid())]
         assert await stage.read_to_end(client) == b""
         assert stage.reactor.next_number == 6

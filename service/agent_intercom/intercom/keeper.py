@@ -101,8 +101,6 @@ class Keeper:
 
     def commit(self, changes: Sequence[PutEdge | DropEdge], edges: Callable[[], list[AskEdge]]) -> list[PutEdge]:
         """Store `changes`, in order, in one transaction. Returns the puts that are not stored; never raises."""
-        from agent_intercom.intercom.store import StoreError
-
         puts: dict[tuple[str, str], PutEdge] = {}
         drops: dict[tuple[str, str], None] = {}
         for change in changes:
@@ -114,6 +112,8 @@ class Keeper:
                 drops[key] = None
         if self._store is None:
             return list(puts.values())
+        from agent_intercom.intercom.store import StoreError
+
         try:
             if self._store.stale:
                 self._store.replace(edges())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from agent_intercom.wire.clock import Now
 from agent_intercom.wire.peer import PeerCredentials
 
 RECEIVE_SIZE: Final = 65_536
+_DRAIN_READS: Final = 16
 _MAX_BUFFERS: Final = 64
 _MAX_BYTES: Final = 262_144
 # Up to here one copy costs less than a vector of buffers.
@@ -150,6 +152,14 @@ class Connection:
         while size >= len(chunks[0]):
             size -= len(chunks.popleft())
         self.offset = size
+
+    def drain(self) -> None:
+        """Receive and forget what the peer has sent, within reason."""
+        scratch = bytearray(RECEIVE_SIZE)
+        with contextlib.suppress(OSError):
+            for _ in range(_DRAIN_READS):
+                if not self.sock.recv_into(scratch):
+                    return
 
     def discard_queue(self) -> None:
         """Forget what waits: the peer can no longer receive it."""

@@ -9,14 +9,13 @@ turn queues for a peer, they leave in one system call.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import select
 import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from agent_intercom.wire.clock import Now, system_now
-from agent_intercom.wire.connection import RECEIVE_SIZE, Connection, Handler, NullTape, ReactorLimits, Tape
+from agent_intercom.wire.connection import Connection, Handler, NullTape, ReactorLimits, Tape
 from agent_intercom.wire.deadlines import Deadlines
 from agent_intercom.wire.errors import WireError
 from agent_intercom.wire.listeners import Listeners
@@ -31,7 +30,6 @@ _READ_EVENTS: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _BUSY_MS: Final = 5
 _BUSY_WAIT_S: Final = 0.001
 _EVENTS_PER_WAKE: Final = 64
-_DRAIN_READS: Final = 16
 
 
 class Reactor:
@@ -95,17 +93,15 @@ class Reactor:
         *,
         sent: int = 0,
         unsent: bytes = b"",
-        registered_peer: PeerCredentials | None = None,
     ) -> Connection | None:
         """Take over a connection that an earlier process accepted.
 
         `sent` is how many bytes the kernel took so far, `unsent` what follows them; it leaves with the next flush. Set
-        `congested` before that flush to be told `drained`. The credentials are read again and, where `registered_peer`
-        is given, must be the same. Answers None, closes the socket and tells `refused` where they are not good.
-        `next_number` moves past `number`.
+        `congested` before that flush to be told `drained`. The credentials are read again: answers None, closes the
+        socket and tells `refused` where they are not good. `next_number` moves past `number`.
         """
         self.next_number = max(self.next_number, number + 1)
-        peer = self._checked(sock, origin, registered_peer)
+        peer = self._checked(sock, origin)
         if peer is None:
             return None
         connection = self._pool.add(sock, origin, number, peer)
@@ -376,11 +372,7 @@ class Reactor:
 
     def _finish(self, connection: Connection) -> None:
         """Close an ended connection; unread bytes are taken first, or the peer would see a reset instead of our end."""
-        scratch = bytearray(RECEIVE_SIZE)
-        with contextlib.suppress(OSError):
-            for _ in range(_DRAIN_READS):
-                if not connection.sock.recv_into(scratch):
-                    break
+        connection.drain()
         self._drop(connection)
 
     # Deadlines
@@ -416,7 +408,7 @@ class Reactor:
     # Accepting
 
     def _welcome(self, sock: socket.socket, origin: str) -> None:
-        peer = self._checked(sock, origin, None)
+        peer = self._checked(sock, origin)
         if peer is None:
             return
         number = self.next_number
@@ -425,14 +417,14 @@ class Reactor:
         self._handler.accepted(connection, self._now)
         self._pool.arm(connection)
 
-    def _checked(self, sock: socket.socket, origin: str, expected: PeerCredentials | None) -> PeerCredentials | None:
+    def _checked(self, sock: socket.socket, origin: str) -> PeerCredentials | None:
         uid = None
         try:
             peer = peer_credentials(sock)
             uid = peer.uid
         except WireError:
             peer = None
-        if peer is None or uid != self._uid or (expected is not None and peer != expected):
+        if peer is None or uid != self._uid:
             sock.close()
             self._told = True
             self._handler.refused(origin, uid)

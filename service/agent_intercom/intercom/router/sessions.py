@@ -12,7 +12,13 @@ from agent_intercom.intercom.router.asks import Asks, Refusal
 from agent_intercom.intercom.router.book import NEVER, Book
 from agent_intercom.intercom.router.deliveries import Deliveries
 from agent_intercom.intercom.router.effects import Bound, Unbound
-from agent_intercom.intercom.router.registration import MAX_SHOWN_BYTES, Refused, public_info, read_envelope, read_session_id
+from agent_intercom.intercom.router.registration import (
+    MAX_SHOWN_BYTES,
+    Refused,
+    public_info,
+    read_envelope,
+    read_session_id,
+)
 from agent_intercom.intercom.router.state import Link, Session
 from agent_intercom.wire.clock import Now
 

@@ -429,9 +429,11 @@ class Broker:
         """
         self._reactor.stop_listening()
         if hand_over:
-            for connection in self._reactor.connections.values():
+            links = self._engine.router.book.links
+            going_on = [item for number, item in self._reactor.connections.items() if number in links]
+            for connection in going_on:
                 self._reactor.pause(connection)
-            await self._safekeeping.keep_all(self._reactor.connections.values())
+            await self._safekeeping.keep_all(going_on)
             # Last, so that no input follows it: the next broker may be of another version, with other rules.
             self._snapshot()
         for timer in (self._timer, self._status):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.cli import output
+from agent_intercom.cli import output, passing
 from agent_intercom.cli.exits import CommandError, exit_for
 from agent_intercom.cli.main import build_parser, main
 from agent_intercom.cli.operations import perform
@@ -369,3 +369,11 @@ def test_a_broker_that_gives_no_list_is_looked_into_with_doctor() -> None:
     client: Any = Silent()
     code, result = asyncio.run(perform(client, {"op": "list"}, lasting=False))
     assert (code, "intercom doctor" in result["error"]["hint"]) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "seconds"),
+    [({"op": "list"}, 10.0), ({"timeout": 1.0}, 3.0), ({"timeout": 5.0}, 5.0), ({"timeout": 60.0}, 10.0)],
+)
+def test_a_short_ask_does_not_wait_long_for_a_silent_broker(request_: dict[str, Any], seconds: float) -> None:
+    assert passing._patience(request_) == seconds

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from agent_intercom.cli.exits import JsonObject
 from agent_intercom.cli.operations import Outcome, perform
@@ -11,6 +12,10 @@ from agent_intercom.cli.place import MODEL, Place, ephemeral_id, ephemeral_name
 from agent_intercom.cli.seat import Seat
 from agent_intercom.cli.seat_client import SeatClient
 from agent_intercom.intercom.client import IntercomClient
+from agent_intercom.intercom.client_policy import DEFAULT_TIMEOUTS
+
+START_SECONDS: Final = 3.0
+"""What a broker gets to start, however short an ask is to take."""
 
 
 def carry_out(place: Place, request: JsonObject) -> Outcome:
@@ -23,6 +28,14 @@ def carry_out_as_seat(place: Place, seat: Seat, request: JsonObject) -> Outcome:
     return asyncio.run(_carry_out_as_seat(place, seat, request))
 
 
+def _patience(request: JsonObject) -> float:
+    """Seconds to wait for being registered: no longer than an ask is to take, and long enough to start a broker."""
+    wanted = request.get("timeout")
+    if not isinstance(wanted, float):
+        return DEFAULT_TIMEOUTS.connect
+    return min(DEFAULT_TIMEOUTS.connect, max(wanted, START_SECONDS))
+
+
 async def _carry_out(place: Place, request: JsonObject) -> Outcome:
     client = IntercomClient(
         place.addresses,
@@ -31,6 +44,7 @@ async def _carry_out(place: Place, request: JsonObject) -> Outcome:
         cwd=place.cwd,
         model=MODEL,
         scope=place.scope,
+        timeouts=DEFAULT_TIMEOUTS._replace(connect=_patience(request)),
         # Nobody reads events here: what is sent to this session must not be taken for delivered.
         auto_ack=False,
         event_capacity=0,

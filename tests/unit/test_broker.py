@@ -187,3 +187,12 @@ def test_a_state_that_does_not_fit_sheds_what_it_can(monkeypatch: pytest.MonkeyP
         assert 0 < len(stage.broker._engine.router.book.settled) < 200
 
     play(test, size=2 * 1024 * 1024, pending_per_sender=1_000)
+
+
+def test_asks_that_cannot_be_read_stay_for_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.json").write_text('{"version":1,"edges":[]}')
+    (tmp_path / "broker-asks.json").symlink_to("elsewhere.json")
+    keeper = Keeper(str(tmp_path / "state"), str(tmp_path), Journal(path=str(tmp_path / "no journal")), [])
+    keeper.open(1, None)
+    keeper.close()
+    assert (tmp_path / "broker-asks.json").is_symlink()

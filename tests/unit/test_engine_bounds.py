@@ -165,6 +165,23 @@ def test_frames_that_waited_go_on_when_the_slow_one_leaves() -> None:
     assert any(b'"id": "m2"' in effect.frame for effect in messages)
 
 
+def test_senders_go_on_when_the_slow_one_comes_back() -> None:
+    stage = Stage("loud", "slow", "other")
+    stage.engine.congested(1, stage.now)
+    stage.feed(0, send("slow", "m1") + send("other", "m2"))
+    stage.engine.opened(9, "local", stage.now)
+    effects = stage.feed(9, register("slow"))
+    assert Release(0) in effects
+    assert any(isinstance(effect, Write) and b'"id": "m2"' in effect.frame for effect in effects)
+
+
+def test_presence_cannot_outgrow_a_frame() -> None:
+    stage = Stage("one", "two", limits=LIMITS._replace(name=65_536, status=65_536, model=65_536))
+    assert not stage.answers(0, frame({"type": "presence", "name": "n" * 60_000}))
+    (error,) = stage.answers(0, frame({"type": "presence", "status": "s" * 65_000, "model": "m" * 65_000}))
+    assert (error["code"], error["error"]) == ("INVALID_REQUEST", "Invalid presence status")
+
+
 def test_replay_keeps_only_what_was_not_sent() -> None:
     """A client that polls a long list has been written far more than the log that made it."""
     stage = Stage()

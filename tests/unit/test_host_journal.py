@@ -105,18 +105,17 @@ def journal(journald: Journald) -> Iterator[Journal]:
 
 
 def test_a_line(journald: Journald, journal: Journal) -> None:
-    journal.emit(Event.DELIVERY_FAILED, session="agent-one", code="RECIPIENT_DISCONNECTED", accepted=True)
+    journal.emit(Event.DELIVERY_FAILED, session="agent-one", code="RECIPIENT_DISCONNECTED")
     short = short_id("agent-one")
     assert journald.read() == [
         {
-            "MESSAGE": f"Message not delivered (session={short} code=RECIPIENT_DISCONNECTED accepted=1)",
+            "MESSAGE": f"Message not delivered (session={short} code=RECIPIENT_DISCONNECTED)",
             "MESSAGE_ID": Event.DELIVERY_FAILED.value.message_id,
             "PRIORITY": "5",
             "SYSLOG_IDENTIFIER": "intercom-broker",
             "INTERCOM_EVENT": "DELIVERY_FAILED",
             "INTERCOM_SESSION": short,
             "INTERCOM_CODE": "RECIPIENT_DISCONNECTED",
-            "INTERCOM_ACCEPTED": "1",
         }
     ]
 

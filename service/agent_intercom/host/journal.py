@@ -65,7 +65,7 @@ class Event(Enum):
         "acee481b4db64ef5a6297890ebe1130d",
         NOTICE,
         "Broker continued the connections of its predecessor",
-        {"kept": INT, "closed": INT, "records": INT, "took_ms": INT},
+        {"kept": INT, "closed": INT, "records": INT},
     )
     SESSION_REGISTERED = Definition(
         "7e2d53cfe850468fa987d4e65c96490f", INFO, "Session registered", {"session": ID, "origin": CODE}
@@ -96,7 +96,7 @@ class Event(Enum):
         "e15bf9d086d24f5c9cbe2ed0642df409",
         NOTICE,
         "Message not delivered",
-        {"session": ID, "code": CODE, "accepted": INT},
+        {"session": ID, "code": CODE},
     )
     ASK_EXPIRED = Definition("d54167b402484e6d8735a4eb2536834b", INFO, "Ask expired without an answer", {"session": ID})
     LIST_SHORTENED = Definition(
@@ -106,13 +106,13 @@ class Event(Enum):
         "d1559a32eec94295827fdbc0f4a6a9c2",
         WARNING,
         "Session disconnected because it does not read",
-        {"session": ID, "queued": INT},
+        {"session": ID},
     )
     SENDER_PAUSED = Definition(
         "10608904b1d748998115e33af0f3bb7d",
         NOTICE,
         "Session paused because what it sends is not being read",
-        {"session": ID, "queued": INT},
+        {"session": ID},
     )
     STORE_DEGRADED = Definition(
         "10fe7422a2ba4f928f3877ed49957a2b", ERROR, "Database cannot be used, working without it", {"code": CODE}
@@ -141,6 +141,12 @@ class Event(Enum):
         WARNING,
         "Log lines were lost because the journal did not take them",
         {"lost": INT},
+    )
+    STATE_SHED = Definition(
+        "0c4e0b1f6f6a4d0c9a7e3b8d52f1a9c6",
+        WARNING,
+        "Memory file full, deduplication forgotten",
+        {"code": CODE},
     )
     INTERNAL_ERROR = Definition(
         "5d0a3c1be5a94b6cbd5a2f7f9d1c40e7",

@@ -43,7 +43,7 @@ RECEIVED: Final = 1
 """The kind of a record of received bytes. Callers number their own kinds from 2 to 255."""
 
 SLOTS: Final = 1024
-DEFAULT_SIZE: Final = 1024 * 1024 * 1024
+DEFAULT_SIZE: Final = 2048 * 1024 * 1024
 """Bytes of both halves together. The file is sparse: only what was written occupies memory."""
 
 RECEIVE_MAX: Final = 256 * 1024

@@ -27,8 +27,8 @@ _STATES: Final = ("blocking", "deferred")
 _LATEST: Final = 2**53 - 1
 
 
-def load(intercom_dir: str, wall: int) -> list[AskEdge]:
-    """The asks in the file, if there is one; `wall` is the time in Unix ms.
+def load(intercom_dir: str, wall: int) -> list[AskEdge] | None:
+    """The asks in the file; None where there is none that can be read. `wall` is the time in Unix ms.
 
     Invalid and expired entries are left out, and every edge is deferred. A file that is not an asks file is renamed to
     `broker-asks.json.corrupt-<ms>`; one that cannot be read stays for the next start. Never raises.
@@ -41,7 +41,7 @@ def load(intercom_dir: str, wall: int) -> list[AskEdge]:
             os.rename(name, f"{name}.corrupt-{wall}")
         return []
     except OSError:
-        return []
+        return None
     edges: dict[tuple[str, str], AskEdge] = {}
     for entry in entries:
         edge = _edge(entry, wall)

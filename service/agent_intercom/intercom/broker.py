@@ -35,6 +35,7 @@ from agent_intercom.intercom.router.effects import (
     Note,
     PutEdge,
     Release,
+    Unbound,
     Write,
 )
 from agent_intercom.intercom.safekeeping import Safekeeping, connection_name
@@ -139,6 +140,8 @@ class Broker:
                 connection = self._reactor.adopt(sock, line.origin, number, sent=line.sent, unsent=line.unsent)
                 if connection is not None:
                     kept[number] = connection
+                else:
+                    self._notifier.remove(connection_name(number))
         for number, fd in descriptors.items():
             self._notifier.remove(connection_name(number))
             socket.socket(fileno=fd).close()
@@ -156,15 +159,13 @@ class Broker:
             self._tape.record(inputs.CLOSED, number, now, b"restart")
             engine.closed(number, "restart", now)
         for number, connection in kept.items():
-            link = engine.router.book.links.get(number)
-            if link is not None and link.held_for >= 0:
-                self._reactor.pause(connection)
-            if link is not None and link.session is not None:
+            if engine.session_at(number) is not None:
                 self._reactor.watch_peer_death(connection)
-                session = engine.router.book.sessions.get(link.session)
-                if session is not None and session.number == number and session.slow_since >= 0:
-                    self._resume_slow(connection, now)
-        engine.router.book.limits = self._limits
+        for number in engine.held():
+            self._reactor.pause(kept[number])
+        for number in engine.slow():
+            self._resume_slow(kept[number], now)
+        engine.apply(self._limits)
         self._journal.emit(Event.BROKER_RESTORED, kept=len(kept), closed=len(gone), records=loaded.records)
         self._snapshot_soon = True
         self._loop.call_soon(self._snapshot)
@@ -214,7 +215,7 @@ class Broker:
 
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
         if reason == "not-reading":
-            session = self._session_of(connection.number)
+            session = self._engine.session_at(connection.number)
             self._journal.emit(Event.SLOW_READER_DISCONNECTED, session=session)
         self._forget(connection.number)
         self._tape.record(inputs.CLOSED, connection.number, now, reason.encode())
@@ -289,6 +290,8 @@ class Broker:
             self._journal.emit(Event[effect.event], **effect.fields)
         elif isinstance(effect, Idle):
             self._idle()
+        elif isinstance(effect, Unbound):
+            self._status_soon()
         elif isinstance(effect, Bound | Finish | Drop | Hold | Release):
             connection = self._reactor.connections.get(effect.number)
             if connection is not None:
@@ -305,14 +308,10 @@ class Broker:
             self._reactor.destroy(connection)
         elif isinstance(effect, Hold):
             if effect.held_for != effect.number:
-                self._journal.emit(Event.SENDER_PAUSED, session=self._session_of(connection.number))
+                self._journal.emit(Event.SENDER_PAUSED, session=self._engine.session_at(connection.number))
             self._reactor.pause(connection)
         else:
             self._reactor.resume(connection)
-
-    def _session_of(self, number: int) -> str | None:
-        link = self._engine.router.book.links.get(number)
-        return None if link is None else link.session
 
     def _keep(self, connection: Connection) -> None:
         self._status_soon()
@@ -382,7 +381,7 @@ class Broker:
         try:
             self._write_snapshot(lines)
         except HostError as error:
-            self._journal.emit(Event.MEMORY_FILE_REFUSED, code=error.code)
+            self._journal.emit(Event.STATE_SHED, code=error.code)
             # Rather deliver something twice than stop remembering who is connected.
             self._engine.shed()
             self._write_snapshot(lines)

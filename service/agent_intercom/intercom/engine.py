@@ -123,16 +123,17 @@ class Engine:
         if link is None:
             return
         # Nearly always what arrives is one whole frame; then there is nothing to cut or to keep.
-        if number not in self._decoders and link.held_for < 0:
-            payload = bytes(data)
-            size = len(payload) - HEADER_SIZE
-            if 0 < size <= MAX_FRAME and _from_bytes(payload[:HEADER_SIZE]) == size:
-                try:
-                    self._payload(link, payload[HEADER_SIZE:], now)
-                except WireError as error:
-                    self.router.broken(link, error.code, now)
-                return
-        self._piece(link, data, now)
+        payload = bytes(data) if number not in self._decoders and link.held_for < 0 else b""
+        size = len(payload) - HEADER_SIZE
+        if 0 < size <= MAX_FRAME and _from_bytes(payload[:HEADER_SIZE]) == size:
+            try:
+                self._payload(link, payload[HEADER_SIZE:], now)
+            except WireError as error:
+                self.router.broken(link, error.code, now)
+        else:
+            self._piece(link, data, now)
+        if self._book.released:
+            self._go_on(now)
 
     def _piece(self, link: Link, data: Bytes, now: Now) -> None:
         decoder = self._decoders.get(link.number)
@@ -197,17 +198,37 @@ class Engine:
 
     def _go_on(self, now: Now) -> None:
         """Read on in what was buffered for connections that are held no more."""
-        for number in sorted(self._decoders):
-            decoder = self._decoders[number]
-            link = self._book.links.get(number)
-            if link is None:
-                del self._decoders[number]
-            elif decoder.waiting and link.held_for < 0:
-                self._drain(link, decoder, now)
+        book = self._book
+        while book.released:
+            book.released = False
+            for number in sorted(self._decoders):
+                link = self._links.get(number)
+                decoder = self._decoders.get(number)
+                if link is None:
+                    self._decoders.pop(number, None)
+                elif decoder is not None and decoder.waiting and link.held_for < 0:
+                    self._drain(link, decoder, now)
 
     def not_stored(self, failed: Iterable[PutEdge], effects: list[Effect]) -> list[Effect]:
         """These edges could not be stored; `effects` have not left the process. Returns what to do instead."""
         return self.router.not_stored(list(failed), effects)
+
+    def session_at(self, number: int) -> str | None:
+        """The id that the connection is registered under."""
+        link = self._links.get(number)
+        return None if link is None else link.session
+
+    def held(self) -> list[int]:
+        """The connections that are not to be read from now."""
+        return [number for number, link in self._links.items() if link.held_for >= 0]
+
+    def slow(self) -> list[int]:
+        """The connections for which too much waits, as far as the engine was told."""
+        return [session.number for session in self._book.sessions.values() if session.slow_since >= 0]
+
+    def apply(self, limits: Limits) -> None:
+        """Go on with other limits; to be followed by a snapshot, since no input says so."""
+        self._book.limits = limits
 
     def shed(self) -> None:
         """Forget what a repetition would be recognised by; to be followed by a snapshot."""

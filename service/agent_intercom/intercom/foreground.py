@@ -50,11 +50,15 @@ def run(started: int) -> int:
         return _refuse(f"{error} ({directory})" if error.field != "NOTIFY_SOCKET" else str(error))
     except ownership.OwnershipError as error:
         return _refuse(f"{error}{_whose(directory)}")
+    except OSError as error:
+        return _refuse(f"{os.strerror(error.errno or 0)} ({directory})")
     bound: dict[str, standalone.Identity | None] = {}
     try:
         return asyncio.run(_serve(notifier, started, directory, bound))
     except HostError as error:
         return _refuse(f"{error} ({directory})")
+    except OSError as error:
+        return _refuse(f"{os.strerror(error.errno or 0)} ({directory})")
     finally:
         ownership.release(directory, pid, bound)
 

@@ -92,6 +92,8 @@ class Keeper:
 
         stored = store.edges()
         left = asks_import.load(self._asks_directory, wall)
+        if left is None:
+            return stored
         known = list({(edge.sender, edge.message_id): edge for edge in (*left, *stored)}.values())
         with contextlib.suppress(StoreError):
             if left:

@@ -209,6 +209,9 @@ def _write(name: str, content: bytes) -> str:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, content)
+    except OSError:
+        os.unlink(temporary)
+        raise
     finally:
         os.close(descriptor)
     return temporary

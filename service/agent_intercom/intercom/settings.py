@@ -106,7 +106,7 @@ class Settings(msgspec.Struct, frozen=True):
     queue_limit_bytes: Annotated[
         int, Meta(ge=8 * MIB, le=64 * MIB, description="a peer that does not read is left")
     ] = 16 * MIB
-    total_queue_bytes: Annotated[int, Meta(ge=64 * MIB, le=1024 * MIB, description="the same for all peers")] = 64 * MIB
+    total_queue_bytes: Annotated[int, Meta(ge=64 * MIB, le=256 * MIB, description="the same for all peers")] = 64 * MIB
     write_timeout_ms: Annotated[
         int, Meta(ge=1_000, le=DAY_MS, description="time for a peer to read anything at all")
     ] = 30_000

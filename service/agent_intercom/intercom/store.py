@@ -304,7 +304,11 @@ class Store:
             # A database that turns out to be newer or damaged is left as it was found, log and all.
             (apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1),
         ):
-            db.config(option, value)
+            try:
+                db.config(option, value)
+            except apsw.Error as error:
+                _close(db)
+                raise StoreError(_code_of(error, None)) from error
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
         return db
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_intercom.intercom.contract import ORIGIN_LOCAL, Limits
 from agent_intercom.intercom.router import encode
-from agent_intercom.intercom.router.effects import Effect, Finish, Hold, Note, Write
+from agent_intercom.intercom.router.effects import Effect, Finish, Hold, Note, Release, Write
 from agent_intercom.intercom.router.state import Ask, Image, Link, Pending, Session, Settled
 from agent_intercom.wire.clock import Now
 
@@ -44,6 +44,7 @@ class Book:
         "links",
         "pending",
         "pending_by_message",
+        "released",
         "sessions",
         "settled",
         "settled_bytes",
@@ -66,6 +67,7 @@ class Book:
         self.settled_bytes = 0
         self.asks: dict[str, dict[str, Ask]] = {}
         self.ask_bytes = 0
+        self.released = False
         self.effects: list[Effect] = []
 
     def write(self, number: int, payload: bytes) -> None:
@@ -94,8 +96,22 @@ class Book:
             self.effects.append(Write(session.number, frame))
 
     def forget_link(self, number: int) -> Link | None:
+        """The connection is none of the rules' any more; those that were held for it go on."""
         self.unregistered.pop(number, None)
+        self.release_for(number)
         return self.links.pop(number, None)
+
+    def release_for(self, number: int) -> None:
+        """Read again from the connections that were held for this one."""
+        for link in self.links.values():
+            if link.held_for == number:
+                self.release(link)
+
+    def release(self, link: Link) -> None:
+        """Read again from a connection that was held; what it sent meanwhile comes first."""
+        link.held_for = -1
+        self.released = True
+        self.effects.append(Release(link.number))
 
     def finish(self, number: int) -> None:
         """Let the connection go: it gets what was written to it and nothing after."""

@@ -29,7 +29,7 @@ from agent_intercom.intercom.router import encode, messages
 from agent_intercom.intercom.router.asks import Asks
 from agent_intercom.intercom.router.book import NEVER, Book
 from agent_intercom.intercom.router.deliveries import Deliveries, Outgoing
-from agent_intercom.intercom.router.effects import Drop, Effect, Idle, PutEdge, Release
+from agent_intercom.intercom.router.effects import Drop, Effect, Idle, PutEdge
 from agent_intercom.intercom.router.messages import well_formed
 from agent_intercom.intercom.router.registration import Refused
 from agent_intercom.intercom.router.sessions import Sessions
@@ -120,9 +120,6 @@ class Router:
         session = None if link.session is None else self.book.sessions.get(link.session)
         if session is not None and session.number == link.number:
             self._sessions.leave(session, reason, now)
-        for other in self.book.links.values():
-            if other.held_for == link.number:
-                self._release(other)
 
     def fail(self, link: Link, code: str, text: str, now: Now) -> None:
         """Answer with `error`; the connection is read no more and its session leaves at once."""
@@ -142,13 +139,7 @@ class Router:
         session = self._session_at(number)
         if session is not None:
             session.slow_since = -1
-        for link in self.book.links.values():
-            if link.held_for == number:
-                self._release(link)
-
-    def _release(self, link: Link) -> None:
-        link.held_for = -1
-        self.book.effects.append(Release(link.number))
+        self.book.release_for(number)
 
     def _session_at(self, number: int) -> Session | None:
         link = self.book.links.get(number)
@@ -171,7 +162,7 @@ class Router:
         for link in book.links.values():
             if link.held_for >= 0:
                 if link.held_until <= now.mono:
-                    self._release(link)
+                    book.release(link)
                 else:
                     book.wake(link.held_until)
         self._idle(now)
@@ -287,7 +278,10 @@ class Router:
             if utf16_length(value) > longest:
                 return f"Invalid presence {key}"
             changes[key] = value
-        slow = self._sessions.presence(session, changes, now)
+        try:
+            slow = self._sessions.presence(session, changes, now)
+        except Refused as refusal:
+            return refusal.text
         if slow is not None:
             self.book.hold(link, slow, now)
         return None

@@ -173,7 +173,7 @@ class Deliveries:
         if pending.sender_number != deaf:
             failed = encode.delivery_failed(pending.message_id, True, code, reason)
             self._book.write(pending.sender_number, failed)
-        self._book.note("DELIVERY_FAILED", session=pending.sender, code=code, accepted=1)
+        self._book.note("DELIVERY_FAILED", session=pending.sender, code=code)
 
     def _settle(self, pending: Pending, delivered: bool, now: Now) -> None:
         book = self._book

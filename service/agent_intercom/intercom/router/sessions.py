@@ -144,13 +144,16 @@ class Sessions:
     def presence(self, session: Session, changes: dict[str, str], now: Now) -> Session | None:
         """Apply `name`, `status` and `model`; tell the scope unless nothing changed within the last second.
 
-        Returns one of those who were told and do not keep up with reading.
+        Returns one of those who were told and do not keep up with reading. Raises `Refused`; then nothing has changed.
         """
         info = session.info
         changed = any(info.get(key) != value for key, value in changes.items())
-        info.update(changes)
-        info["lastActivity"] = now.wall
-        session.shown = encode.quote(info)
+        after = {**info, **changes, "lastActivity": now.wall}
+        shown = encode.quote(after)
+        if len(shown) > MAX_SHOWN_BYTES:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"Invalid presence {next(iter(changes))}")
+        session.info = after
+        session.shown = shown
         if "name" in changes:
             session.folded_name = changes["name"].lower()
         if changed or now.mono - session.broadcast_at >= self._book.limits.presence_ms:

@@ -351,6 +351,15 @@ def test_release_leaves_a_socket_that_another_bound_since(intercom: Path) -> Non
 # The guard
 
 
+def test_check_closes_both_directories_to_others(intercom: Path, environ: dict[str, str], other: int) -> None:
+    runtime = Path(environ["XDG_RUNTIME_DIR"]) / "agent-intercom"
+    runtime.mkdir(parents=True, exist_ok=True)
+    for directory in (runtime, intercom):
+        directory.chmod(0o777)
+    assert Guard(environ, other).check() is None
+    assert [directory.stat().st_mode & 0o777 for directory in (runtime, intercom)] == [0o700, 0o700]
+
+
 def test_check_reserves_own_keeps_release_removes(intercom: Path, environ: dict[str, str], other: int) -> None:
     guard = Guard(environ, other)
     assert guard.check() is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the client keeps: sends without a final word, messages already seen, queued frames, queued events."""
+"""What the client keeps: sends without a final word, messages already seen, queued events, its pace."""
 
 from __future__ import annotations
 
@@ -183,11 +183,6 @@ class Pacer:
         self._clock = clock
         self._tokens = capacity
         self._at = clock()
-
-    def reset(self) -> None:
-        """Start afresh, as the broker does for a new connection."""
-        self._tokens = self._capacity
-        self._at = self._clock()
 
     def take(self, size: int) -> float:
         """Pay for a frame of `size` bytes. 0.0 when paid, else the seconds until it can be."""

@@ -106,11 +106,6 @@ class DeliveryCode:
     DELIVERY_TIMEOUT: Final = "DELIVERY_TIMEOUT"
 
 
-DELIVERY_CODES: Final = frozenset(
-    value for key, value in vars(DeliveryCode).items() if key.isupper() and isinstance(value, str)
-)
-
-
 class CancelReason:
     """Reasons of `ask_cancelled` (contract section 2.3)."""
 

@@ -22,7 +22,11 @@ def watch(loop: asyncio.AbstractEventLoop, journal: Journal) -> None:
     """Have every exception that reaches `loop` or the interpreter told like that, instead of with its traceback."""
 
     def failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        tell(context.get("exception"), journal)
+        error = context.get("exception")
+        if error is None:
+            journal.emit(Event.INTERNAL_ERROR, kind="unknown", module="asyncio")
+        else:
+            tell(error, journal)
 
     loop.set_exception_handler(failed)
     sys.excepthook = lambda _kind, error, _trace: tell(error, journal)

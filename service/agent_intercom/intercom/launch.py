@@ -25,6 +25,7 @@ from agent_intercom.host.notify import Notifier
 from agent_intercom.intercom import contract, faults, paths, recovery, settings
 from agent_intercom.intercom.broker import MEMORY_NAME, Broker
 from agent_intercom.intercom.keeper import Keeper
+from agent_intercom.intercom.safekeeping import connection_name, connection_number
 from agent_intercom.wire import codec
 
 USAGE: Final = """\
@@ -46,7 +47,6 @@ exit codes:
 
 _STORE_DELAY: Final = 0.5
 _COLLECT_AFTER: Final = 20_000
-_CONNECTION_PREFIX: Final = "c"
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -133,7 +133,7 @@ async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
         broker.restore(recovered, descriptors, doubtful)
     else:
         for number, fd in descriptors.items():
-            notifier.remove(f"{_CONNECTION_PREFIX}{number}")
+            notifier.remove(connection_name(number))
             _hang_up(fd)
         broker.begin()
     for name, sock in given.listeners:
@@ -180,9 +180,9 @@ def _connections(stored: dict[str, int]) -> dict[int, int]:
     """Take the stored connections out of `stored`, by number."""
     found = {}
     for name in list(stored):
-        digits = name.removeprefix(_CONNECTION_PREFIX)
-        if name.startswith(_CONNECTION_PREFIX) and digits.isascii() and digits.isdecimal():
-            found[int(digits)] = stored.pop(name)
+        number = connection_number(name)
+        if number is not None:
+            found[number] = stored.pop(name)
     return found
 
 

@@ -226,10 +226,12 @@ class Guard:
     def __init__(self, environ: Mapping[str, str], manager: int) -> None:
         self.manager = manager
         self.directory = environ.get(COMPAT_ENVIRONMENT) or paths.intercom_dir(environ)
+        self._directories = [self.directory]
         runtime = paths.runtime_dir(environ)
         self.addresses = [path.join(self.directory, paths.COMPAT_SOCKET_NAME)]
         self.gateways = [path.join(self.directory, paths.COMPAT_GATEWAY_NAME)]
         if runtime is not None:
+            self._directories.append(runtime)
             self.addresses.insert(0, path.join(runtime, paths.SOCKET_NAME))
             self.gateways.insert(0, path.join(runtime, paths.GATEWAY_NAME))
 
@@ -239,7 +241,8 @@ class Guard:
         Reserving comes before binding: a broker that starts in between finds an owner and gives up. Raises OSError,
         DirectoryRefusedError.
         """
-        paths.ensure_private(self.directory)
+        for directory in self._directories:
+            paths.ensure_private(directory)
         name = path.join(self.directory, OWNER)
         if found := self._occupied():
             return found

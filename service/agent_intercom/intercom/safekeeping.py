@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from agent_intercom.host.notify import Notifier
 from agent_intercom.wire.reactor import Connection, Reactor
 
+_PREFIX: Final = "c"
+
 
 def connection_name(number: int) -> str:
     """The name of a connection in the descriptor store: opaque, and of no use to who reads it."""
-    return f"c{number}"
+    return f"{_PREFIX}{number}"
+
+
+def connection_number(name: str) -> int | None:
+    """The connection of that name; None where it is no connection's."""
+    digits = name.removeprefix(_PREFIX)
+    return int(digits) if name != digits and digits.isascii() and digits.isdecimal() else None
 
 
 class Safekeeping:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON as the protocols have it (contract section 1.1): what JavaScript's parser accepts, and nothing else.
+"""JSON as the protocols have it: what JavaScript's parser accepts, and nothing else.
 
 Ordinary frames never come here: they are decoded by typed `msgspec` decoders. This is the path for frames that those
 refuse, and for values whose shape is not known beforehand. Malformed UTF-8 is read as U+FFFD, an escaped lone surrogate

@@ -36,8 +36,9 @@ class Connection:
 
     `number` never repeats in the life of a server, restarts included. `origin` is the name of the listener that it came
     by. `queued` counts the bytes that wait for the peer, `sent` those that the kernel took since the connection began.
-    Everything below `corked` belongs to the reactor. `plain` is what nearly every connection is: open, and without
-    anything that sending has to mind (a cork, a blocked peer, an end, a deadline, a charge, congestion).
+    Everything below `corked` belongs to the reactor, but for `congested`, which who adopts a connection may set.
+    `plain` is what nearly every connection is: open, and without anything that sending has to mind (a cork, a blocked
+    peer, an end, a deadline, a charge, congestion).
     """
 
     __slots__ = (

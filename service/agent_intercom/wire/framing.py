@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Length-prefixed frames: four bytes of big-endian length, then that many bytes (contract section 1.1)."""
+"""Length-prefixed frames: four bytes of big-endian length, then that many bytes."""
 
 from __future__ import annotations
 

@@ -53,9 +53,8 @@ class Deliveries:
                 self._refuse_duplicate(sender, message, Text.DUPLICATE_SETTLED)
                 return True
             if settled.delivered and settled.target in book.sessions:
-                quoted = encode.quote(message.message_id)
-                book.write(sender.number, encode.delivery_accepted(quoted, settled.delivery))
-                book.write(sender.number, encode.delivered(quoted, settled.delivery))
+                self._tell(sender, b"delivery_accepted", settled)
+                self._tell(sender, b"delivered", settled)
                 return True
             del book.settled[key]
             book.settled_bytes -= weight(settled.sender, settled.message_id, settled.target)
@@ -64,8 +63,7 @@ class Deliveries:
             if pending.fingerprint != message.fingerprint:
                 self._refuse_duplicate(sender, message, Text.DUPLICATE_PENDING)
             else:
-                accepted = encode.delivery_accepted(encode.quote(message.message_id), pending.delivery)
-                book.write(sender.number, accepted)
+                self._tell(sender, b"delivery_accepted", pending)
             return True
         limits = book.limits
         if len(book.pending) >= limits.pending_total or sender.pending >= limits.pending_per_sender:
@@ -73,6 +71,11 @@ class Deliveries:
             self.refuse(sender.number, message.message_id, code, Text.TOO_MANY_DELIVERIES)
             return True
         return False
+
+    def _tell(self, sender: Session, kind: bytes, known: Settled | Pending) -> None:
+        """Say again how a message stands whose sender repeats it."""
+        frame = encode.outcome_frame(kind, encode.quote(known.message_id), known.delivery.encode())
+        self._book.effects.append(Write(sender.number, frame))
 
     def accept(self, link: Link, sender: Session, target: Session, message: Outgoing, now: Now) -> None:
         """Steps 6 and 7: the rules of asks, then acceptance and the way to the recipient."""

@@ -77,14 +77,6 @@ def session_left(session_id: str) -> bytes:
     return b'{"type":"session_left","sessionId":%b}' % encode(session_id)
 
 
-def delivery_accepted(message_id: bytes, delivery: str) -> bytes:
-    return b'{"type":"delivery_accepted","messageId":' + message_id + b',"deliveryId":"' + delivery.encode() + b'"}'
-
-
-def delivered(message_id: bytes, delivery: str) -> bytes:
-    return b'{"type":"delivered","messageId":' + message_id + b',"deliveryId":"' + delivery.encode() + b'"}'
-
-
 def delivery_failed(message_id: str, accepted: bool, code: str, reason: str) -> bytes:
     return b'{"type":"delivery_failed","messageId":%b,"accepted":%b,"code":"%b","reason":%b}' % (
         encode(message_id),

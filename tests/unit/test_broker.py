@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -13,14 +14,18 @@ from typing import Any
 
 import pytest
 
+from agent_intercom.host import memory
 from agent_intercom.host.journal import Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
 from agent_intercom.host.standalone import bind
 from agent_intercom.intercom import broker as shell
+from agent_intercom.intercom import launch
 from agent_intercom.intercom.broker import Broker
 from agent_intercom.intercom.contract import Limits
+from agent_intercom.intercom.engine import CLOSED
 from agent_intercom.intercom.keeper import Keeper
+from agent_intercom.intercom.recovery import Recovered
 from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.framing import pack
 
@@ -30,12 +35,19 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Stage:
     """A broker that listens in a directory of its own; its clock runs ahead by `ahead` milliseconds."""
 
-    def __init__(self, directory: Path, tape: StateFile, limits: Limits) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        tape: StateFile,
+        limits: Limits,
+        restored: tuple[Recovered, set[int]] | None = None,
+    ) -> None:
         self.address = str(directory / "s")
         self.ahead = 0
         self.clients: list[Client] = []
         self.journal = Journal(path=str(directory / "no journal"))
-        self.keeper = Keeper(str(directory / "state"), str(directory), self.journal, [])
+        state = "state" if restored is None else "another state"
+        self.keeper = Keeper(str(directory / state), str(directory), self.journal, [])
         self.broker = Broker(
             asyncio.get_running_loop(),
             limits=limits,
@@ -46,6 +58,9 @@ class Stage:
             bound="itself",
             clock=self.now,
         )
+        if restored is not None:
+            self.broker.restore(restored[0], {}, restored[1])
+            return
         self.broker.begin()
         self.broker.listen(bind(self.address), "local")
 
@@ -196,3 +211,29 @@ def test_asks_that_cannot_be_read_stay_for_the_next_start(tmp_path: Path) -> Non
     keeper.open(1, None)
     keeper.close()
     assert (tmp_path / "broker-asks.json").is_symlink()
+
+
+def test_doubt_outlives_a_broker_that_is_killed_while_it_comes_up() -> None:
+    """What a connection was sent last is not known, and stays so until its end is in the log."""
+
+    async def test(stage: Stage) -> None:
+        await stage.join("one")
+        await stage.join("two")
+        tape = stage.broker._tape
+        tape._words[memory._WRITING] = 2
+        for killed_at_once in (True, False):
+            copy, recovered, doubtful = launch._adopt({"memory": os.dup(tape.fileno())}, Notifier({}), stage.journal)
+            assert copy is not None
+            assert recovered is not None
+            assert doubtful == {1}
+            assert len(recovered.engine.router.book.sessions) == 2
+            if killed_at_once:
+                copy.close()
+                continue
+            successor = Stage(Path(stage.address).parent, copy, Limits(), restored=(recovered, doubtful))
+            assert not successor.broker._engine.router.book.sessions
+            loaded = copy.load()
+            assert (loaded.writing, [entry.kind for entry in loaded.records][-2:]) == (None, [CLOSED, CLOSED])
+            await successor.broker.close(hand_over=False)
+
+    play(test)

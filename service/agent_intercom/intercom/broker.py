@@ -158,6 +158,8 @@ class Broker:
         for number in gone:
             self._tape.record(inputs.CLOSED, number, now, b"restart")
             engine.closed(number, "restart", now)
+        # Not before: a broker that is killed while it comes up leaves the doubt to the next one.
+        self._tape.settle()
         for number, connection in kept.items():
             if engine.session_at(number) is not None:
                 self._reactor.watch_peer_death(connection)

@@ -172,7 +172,6 @@ def _adopt(
         tape.settle()
         return tape, None, set()
     doubtful = {number for number in (loaded.reading, loaded.writing) if number is not None}
-    tape.settle()
     return tape, recovered, doubtful | set(recovered.diverged)
 
 

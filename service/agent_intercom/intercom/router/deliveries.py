@@ -53,8 +53,8 @@ class Deliveries:
                 self._refuse_duplicate(sender, message, Text.DUPLICATE_SETTLED)
                 return True
             if settled.delivered and settled.target in book.sessions:
-                self._tell(sender, b"delivery_accepted", settled)
-                self._tell(sender, b"delivered", settled)
+                self._tell(sender, encode.ACCEPTED, settled)
+                self._tell(sender, encode.DELIVERED, settled)
                 return True
             del book.settled[key]
             book.settled_bytes -= weight(settled.sender, settled.message_id, settled.target)
@@ -63,7 +63,7 @@ class Deliveries:
             if pending.fingerprint != message.fingerprint:
                 self._refuse_duplicate(sender, message, Text.DUPLICATE_PENDING)
             else:
-                self._tell(sender, b"delivery_accepted", pending)
+                self._tell(sender, encode.ACCEPTED, pending)
             return True
         limits = book.limits
         if len(book.pending) >= limits.pending_total or sender.pending >= limits.pending_per_sender:
@@ -72,9 +72,9 @@ class Deliveries:
             return True
         return False
 
-    def _tell(self, sender: Session, kind: bytes, known: Settled | Pending) -> None:
+    def _tell(self, sender: Session, start: bytes, known: Settled | Pending) -> None:
         """Say again how a message stands whose sender repeats it."""
-        frame = encode.outcome_frame(kind, encode.quote(known.message_id), known.delivery.encode())
+        frame = encode.outcome_frame(start, encode.quote(known.message_id), known.delivery.encode())
         self._book.effects.append(Write(sender.number, frame))
 
     def accept(self, link: Link, sender: Session, target: Session, message: Outgoing, now: Now) -> None:

@@ -78,7 +78,7 @@ def document(rounds: report.Rounds, seconds: float) -> dict[str, Any]:
     return {
         "machine": {
             "system": platform.platform(),
-            "python": platform.python_version(),
+            "python": servers.PYTHON,
             "cores": os.cpu_count(),
             "load": os.getloadavg(),
             "nice": os.nice(0),
@@ -110,7 +110,8 @@ def main() -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(report.table(rounds))
-    print(f"\n{results['seconds']} s, load {results['machine']['load'][0]:.2f}; results in {options.json}")
+    how = f"{servers.PYTHON}, {results['seconds']} s, load {results['machine']['load'][0]:.2f}"
+    print(f"\n{how}; results in {options.json}")
     return 0
 
 

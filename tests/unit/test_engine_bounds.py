@@ -12,7 +12,7 @@ import pytest
 from agent_intercom.intercom import recovery
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import LOADED, OPENED, RECEIVED, REST_BYTES, Beginning, Engine, pack_value
-from agent_intercom.intercom.router import asks, deliveries
+from agent_intercom.intercom.router import asks, settled
 from agent_intercom.intercom.router.effects import Effect, Finish, Hold, Release, Write
 from agent_intercom.wire import codec
 from agent_intercom.wire.clock import Now
@@ -93,7 +93,7 @@ def test_depth_is_that_of_brackets_outside_strings() -> None:
 
 
 def test_settled_deliveries_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "MEMORY_SHARE", 100_000)
+    monkeypatch.setattr(settled, "MEMORY_SHARE", 100_000)
     name = "i" * 10_000
     stage = Stage(name)
     for number in range(20):
@@ -103,7 +103,7 @@ def test_settled_deliveries_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch
     book = stage.engine.router.book
     assert 0 < len(book.settled) < 8
     restored = Engine.restored(stage.engine.snapshot()).router.book
-    assert (list(restored.settled), restored.settled_bytes) == (list(book.settled), book.settled_bytes)
+    assert (restored.settled.entries(), restored.settled.size) == (book.settled.entries(), book.settled.size)
 
 
 def test_asks_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

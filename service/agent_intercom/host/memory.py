@@ -232,7 +232,7 @@ class StateFile:
             words[_READING] = 0
             raise
         if size:
-            _pack_record(base, end, RECEIVED, size, number, *now)
+            _pack_record(base, end, RECEIVED, size, number, now.mono, now.wall)
             self._end = words[self._end_word] = (end + size + 39) & -8
         words[_READING] = 0
         return view[:size]

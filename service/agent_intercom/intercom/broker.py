@@ -23,7 +23,6 @@ from agent_intercom.intercom import faults, recovery
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import Engine
 from agent_intercom.intercom.keeper import Keeper
-from agent_intercom.intercom.router.book import NEVER
 from agent_intercom.intercom.router.effects import (
     Bound,
     Drop,
@@ -38,6 +37,7 @@ from agent_intercom.intercom.router.effects import (
     Unbound,
     Write,
 )
+from agent_intercom.intercom.router.state import NEVER
 from agent_intercom.intercom.safekeeping import Safekeeping, connection_name
 from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
@@ -60,7 +60,7 @@ _LATE_MS: Final = 100
 _CATCH_UP: Final = 64
 _CHANGES: Final[frozenset[type]] = frozenset({PutEdge, DropEdge})
 _FEW: Final = 2
-"""Frames of a batch that nothing can be gained with by joining them: they are for different peers, as a rule."""
+"""Effects of a batch that need no look at whom they are for: hardly ever is it the same peer."""
 
 _PROBE: Final = b'{"type":"health"'
 
@@ -272,20 +272,23 @@ class Broker:
         return remaining + self._engine.take()
 
     def _carry_out(self, effects: list[Effect], now: Now) -> None:
+        # Frames for the same peer are queued, to leave together; where each is for another, queueing gains nothing.
         find = self._connections.get
-        at_once = len(effects) <= _FEW
+        at_once = len(effects) <= _FEW or len({it.number for it in effects if type(it) is Write}) == len(effects)
+        written = 0
         for effect in effects:
             if type(effect) is Write:
                 connection = find(effect.number)
                 if connection is None:
                     continue
-                self._written += len(effect.frame)
+                written += len(effect.frame)
                 if at_once:
                     self._send(connection, effect.frame, now)
                 else:
                     connection.queue(effect.frame)
             else:
                 self._act(effect, now)
+        self._written += written
 
     def _act(self, effect: Effect, now: Now) -> None:
         if isinstance(effect, Note):

@@ -20,12 +20,13 @@ from agent_intercom.intercom.edge import AskEdge
 from agent_intercom.intercom.frames import ClientFrame
 from agent_intercom.intercom.router import Router
 from agent_intercom.intercom.router.effects import Effect, PutEdge, Write
+from agent_intercom.intercom.router.settled import Settled
 from agent_intercom.intercom.router.state import Image, Link
 from agent_intercom.intercom.untyped import handle_untyped
 from agent_intercom.wire import codec
 from agent_intercom.wire.clock import Now
 from agent_intercom.wire.errors import WireError
-from agent_intercom.wire.framing import HEADER_SIZE, MAX_FRAME, Bytes, FrameDecoder
+from agent_intercom.wire.framing import HEADER_SIZE, MAX_FRAME, Bytes, FrameDecoder, frame_size
 
 RECEIVED: Final = 1
 """Logged by whoever receives the bytes, with the memory file's own number for it."""
@@ -41,7 +42,6 @@ REST_BYTES: Final = 1024 * 1024
 """What the frames of one connection may have written before others are served: a small frame can tell everybody."""
 
 _TYPED: Final = msgspec.json.Decoder(ClientFrame).decode
-_from_bytes: Final = int.from_bytes
 _Packed = TypeVar("_Packed", bound=msgspec.Struct)
 
 
@@ -122,12 +122,11 @@ class Engine:
         link = self._links.get(number)
         if link is None:
             return
+        size = len(data) - HEADER_SIZE
         # Nearly always what arrives is one whole frame; then there is nothing to cut or to keep.
-        payload = bytes(data) if number not in self._decoders and link.held_for < 0 else b""
-        size = len(payload) - HEADER_SIZE
-        if 0 < size <= MAX_FRAME and _from_bytes(payload[:HEADER_SIZE]) == size:
+        if 0 < size <= MAX_FRAME and number not in self._decoders and link.held_for < 0 and frame_size(data)[0] == size:
             try:
-                self._payload(link, payload[HEADER_SIZE:], now)
+                self._payload(link, bytes(data[HEADER_SIZE:]), now)
             except WireError as error:
                 self.router.broken(link, error.code, now)
         else:
@@ -228,12 +227,11 @@ class Engine:
 
     def apply(self, limits: Limits) -> None:
         """Go on with other limits; to be followed by a snapshot, since no input says so."""
-        self._book.limits = limits
+        self._book.set_limits(limits)
 
     def shed(self) -> None:
         """Forget what a repetition would be recognised by; to be followed by a snapshot."""
-        self._book.settled.clear()
-        self._book.settled_bytes = 0
+        self._book.settled = Settled()
 
     # Snapshot and replay.
 

@@ -17,6 +17,9 @@ HEADER_SIZE = 4
 
 _HEADER = struct.Struct(">I")
 
+frame_size = _HEADER.unpack_from
+"""The length in the first four bytes of a buffer, which has as many; a tuple of one."""
+
 
 def pack(payload: bytes, limit: int = MAX_FRAME) -> bytes:
     """Put the length in front of `payload`. Raises WireError `FRAME_TOO_LARGE` instead of building a longer frame."""

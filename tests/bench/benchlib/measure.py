@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from benchlib.servers import (
     HERE,
+    PYTHON,
     BenchError,
     Listener,
     Programs,
@@ -195,14 +195,14 @@ def bound_start(home: Path, command: list[str], path: Path) -> dict[str, float]:
 def python_phase(home: Path, statement: str) -> float:
     """Milliseconds of an interpreter that runs `statement` and ends without tidying up."""
     since = time.perf_counter()
-    command = [sys.executable, "-c", f"{statement}\nimport os\nos._exit(0)"]
+    command = [PYTHON, "-c", f"{statement}\nimport os\nos._exit(0)"]
     subprocess.run(command, env=environment(home), check=True, stdin=subprocess.DEVNULL)
     return (time.perf_counter() - since) * 1e3
 
 
 def starts(programs: Programs, home: Path, with_broker: bool) -> dict[str, dict[str, float]]:
     """One cold start of everything that starts; the shape is that of `one_round`."""
-    bare = [sys.executable, str(HERE / "bare.py"), str(home / "bare.s")]
+    bare = [PYTHON, str(HERE / "bare.py"), str(home / "bare.s")]
     result: dict[str, dict[str, float]] = {}
 
     def note(figure: str, name: str, value: float) -> None:

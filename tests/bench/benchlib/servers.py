@@ -12,12 +12,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+SYSTEM_PYTHON = "/usr/bin/python3"
 HERE = Path(__file__).resolve().parent.parent
 SERVICE = HERE.parent.parent / "service"
 READY_TIMEOUT = 20.0
@@ -68,9 +70,28 @@ def broker_present() -> bool:
     return (package / "__main__.py").exists() and (package / "broker.py").exists()
 
 
+def _interpreter() -> str:
+    """What an installed broker runs with, as `make install` chooses: the distribution's interpreter.
+
+    The one of a version manager may be built without optimization and as a shared library, which costs a third. It
+    takes over only where the distribution's cannot load the extension modules of this environment.
+    """
+    question = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"
+    try:
+        answer = subprocess.run([SYSTEM_PYTHON, "-c", question], capture_output=True, text=True, check=False)
+    except OSError:
+        return sys.executable
+    fits = answer.stdout.strip() == sysconfig.get_config_var("EXT_SUFFIX")
+    return SYSTEM_PYTHON if fits else sys.executable
+
+
+PYTHON = _interpreter()
+"""The interpreter of everything that is measured and is in Python."""
+
+
 def broker_command() -> list[str]:
-    """The broker, run from the checkout by the interpreter that runs the bench."""
-    return [sys.executable, "-m", "agent_intercom.intercom"]
+    """The broker, run from the checkout."""
+    return [PYTHON, "-m", "agent_intercom.intercom"]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -83,7 +104,7 @@ def environment(home: Path) -> dict[str, str]:
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(home),
-        "PYTHONPATH": str(SERVICE),
+        "PYTHONPATH": os.pathsep.join([str(SERVICE), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]),
         "PI_CODING_AGENT_DIR": str(home / "agent"),
         "XDG_CONFIG_HOME": str(home / "config"),
         "XDG_STATE_HOME": str(home / "state"),
@@ -240,7 +261,7 @@ def start_relay(programs: Programs, home: Path) -> Server:
 def start_router(home: Path) -> Server:
     """Start the asyncio router without rules."""
     path = home / "router.s"
-    return spawn_bound([sys.executable, str(HERE / "router.py"), str(path)], environment(home), path)
+    return spawn_bound([PYTHON, str(HERE / "router.py"), str(path)], environment(home), path)
 
 
 def start_broker(programs: Programs, home: Path) -> Server:

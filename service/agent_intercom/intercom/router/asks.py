@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from agent_intercom.intercom.contract import CancelReason, DeliveryCode, Text
 from agent_intercom.intercom.edge import AskEdge
 from agent_intercom.intercom.router import encode
-from agent_intercom.intercom.router.book import MEMORY_SHARE, NEVER, Book, weight
+from agent_intercom.intercom.router.book import Book
 from agent_intercom.intercom.router.effects import DropEdge, Effect, PutEdge, Write
-from agent_intercom.intercom.router.state import Ask, Session
+from agent_intercom.intercom.router.state import MEMORY_SHARE, NEVER, Ask, Session, weight
 from agent_intercom.wire.clock import Now
 
 Refusal = tuple[str, str]

@@ -3,27 +3,23 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from agent_intercom.intercom.contract import ORIGIN_LOCAL, Limits
+from agent_intercom.intercom.contract import ORIGIN_LOCAL, ORIGIN_REMOTE, Limits
 from agent_intercom.intercom.router import encode
 from agent_intercom.intercom.router.effects import Effect, Finish, Hold, Note, Release, Write
-from agent_intercom.intercom.router.state import Ask, Image, Link, Pending, Session, Settled
+from agent_intercom.intercom.router.settled import Settled
+from agent_intercom.intercom.router.state import NEVER, Ask, Delivery, Image, Link, Session, weight
 from agent_intercom.wire.clock import Now
 
-NEVER = 2**62
-"""A monotonic time that does not come."""
 
+class Bucket(NamedTuple):
+    """The rate limit of connections of one origin: `size` in thousandths of a token, refilled by whole ones."""
 
-MEMORY_SHARE = 16 * 1024 * 1024
-"""Bytes that settled deliveries, and again asks, may take up: clients choose how long their ids are."""
-
-
-def weight(*ids: str) -> int:
-    """What a record with these ids is charged, in bytes."""
-    return 128 + sum(map(len, ids))
+    size: int
+    per_second: int
+    bytes_per_token: int
 
 
 class Book:
@@ -36,6 +32,7 @@ class Book:
     __slots__ = (
         "ask_bytes",
         "asks",
+        "buckets",
         "deliveries",
         "effects",
         "generation",
@@ -47,13 +44,12 @@ class Book:
         "released",
         "sessions",
         "settled",
-        "settled_bytes",
         "unregistered",
         "wake_at",
     )
 
     def __init__(self, limits: Limits, generation: str) -> None:
-        self.limits = limits
+        self.set_limits(limits)
         self.generation = generation
         self.deliveries = 0
         self.idle_at = NEVER
@@ -61,14 +57,22 @@ class Book:
         self.links: dict[int, Link] = {}
         self.unregistered: dict[int, Link] = {}
         self.sessions: dict[str, Session] = {}
-        self.pending: dict[str, Pending] = {}
-        self.pending_by_message: dict[tuple[str, str], Pending] = {}
-        self.settled: OrderedDict[tuple[str, str], Settled] = OrderedDict()
-        self.settled_bytes = 0
+        self.pending: dict[str, Delivery] = {}
+        self.pending_by_message: dict[tuple[str, str], Delivery] = {}
+        self.settled = Settled()
         self.asks: dict[str, dict[str, Ask]] = {}
         self.ask_bytes = 0
         self.released = False
         self.effects: list[Effect] = []
+
+    def set_limits(self, limits: Limits) -> None:
+        """Go on with these limits."""
+        self.limits = limits
+        unit = limits.bytes_per_token
+        self.buckets = {
+            ORIGIN_LOCAL: Bucket(limits.rate_capacity * 1000, limits.rate_per_second, unit),
+            ORIGIN_REMOTE: Bucket(limits.remote_rate_capacity * 1000, limits.remote_rate_per_second, unit),
+        }
 
     def write(self, number: int, payload: bytes) -> None:
         """Queue a frame for a connection that still exists."""
@@ -124,13 +128,6 @@ class Book:
             self.idle_at = now.mono + self.limits.idle_exit_ms
             self.wake(self.idle_at)
 
-    def capacity(self, origin: str) -> tuple[int, int]:
-        """Size of the rate bucket and tokens per second for a connection of that origin."""
-        limits = self.limits
-        if origin == ORIGIN_LOCAL:
-            return limits.rate_capacity, limits.rate_per_second
-        return limits.remote_rate_capacity, limits.remote_rate_per_second
-
     def hold(self, link: Link, target: Session, now: Now) -> None:
         """Read no more from a connection whose frames fill the queue of `target`, for as long as that may take."""
         until = target.slow_since + self.limits.stall_ms
@@ -156,7 +153,7 @@ class Book:
             unregistered=list(self.unregistered),
             sessions=list(self.sessions.values()),
             pending=list(self.pending.values()),
-            settled=list(self.settled.values()),
+            settled=self.settled.entries(),
             asks=[ask for asks in self.asks.values() for ask in asks.values()],
         )
 
@@ -174,9 +171,7 @@ class Book:
         for pending in image.pending:
             book.pending[pending.delivery] = pending
             book.pending_by_message[pending.sender, pending.message_id] = pending
-        for entry in image.settled:
-            book.settled[entry.sender, entry.message_id] = entry
-            book.settled_bytes += weight(entry.sender, entry.message_id, entry.target)
+        book.settled = Settled(image.settled)
         for ask in image.asks:
             book.asks.setdefault(ask.edge.sender, {})[ask.edge.message_id] = ask
             book.ask_bytes += weight(ask.edge.sender, ask.edge.message_id, ask.edge.target)

@@ -27,13 +27,13 @@ from agent_intercom.intercom.frames import (
 )
 from agent_intercom.intercom.router import encode, messages
 from agent_intercom.intercom.router.asks import Asks
-from agent_intercom.intercom.router.book import NEVER, Book
+from agent_intercom.intercom.router.book import Book
 from agent_intercom.intercom.router.deliveries import Deliveries, Outgoing
 from agent_intercom.intercom.router.effects import Drop, Effect, Idle, PutEdge
 from agent_intercom.intercom.router.messages import well_formed
 from agent_intercom.intercom.router.registration import Refused
 from agent_intercom.intercom.router.sessions import Sessions
-from agent_intercom.intercom.router.state import Image, Link, Session
+from agent_intercom.intercom.router.state import NEVER, Image, Link, Session
 from agent_intercom.wire import codec
 from agent_intercom.wire.clock import Now
 from agent_intercom.wire.codec import convert, decode, utf16_length
@@ -87,8 +87,7 @@ class Router:
     def opened(self, number: int, origin: str, now: Now) -> Link:
         """A connection was accepted. The oldest unregistered one makes room when there are too many."""
         book = self.book
-        capacity, _ = book.capacity(origin)
-        link = Link(number, origin, now.mono + book.limits.registration_ms, float(capacity), now.mono)
+        link = Link(number, origin, now.mono + book.limits.registration_ms)
         book.links[number] = link
         book.unregistered[number] = link
         book.wake(link.register_by)
@@ -184,17 +183,17 @@ class Router:
         What counts is its size once written compactly.
         """
         book = self.book
-        if now.mono > link.refilled_at:
-            capacity, per_second = book.capacity(link.origin)
-            refill = (now.mono - link.refilled_at) * per_second / 1000
-            link.tokens = min(float(capacity), link.tokens + refill)
-            link.refilled_at = now.mono
-        price = 1
-        per_token = book.limits.bytes_per_token
-        if len(payload) > per_token:
-            price = -(-codec.compact_length(payload) // per_token)
-        if link.tokens >= price:
-            link.tokens -= price
+        bucket = book.buckets[link.origin]
+        mono = now.mono
+        spent = link.spent - (mono - link.spent_at) * bucket.per_second
+        spent = max(spent, 0)
+        if len(payload) <= bucket.bytes_per_token:
+            spent += 1000
+        else:
+            spent += 1000 * -(-codec.compact_length(payload) // bucket.bytes_per_token)
+        if spent <= bucket.size:
+            link.spent = spent
+            link.spent_at = mono
             return True
         book.note("RATE_LIMITED", session=link.session)
         self.fail(link, ErrorCode.RATE_LIMITED, Text.RATE_LIMITED, now)

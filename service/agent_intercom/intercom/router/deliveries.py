@@ -10,9 +10,9 @@ import msgspec
 from agent_intercom.intercom.contract import MAX_FRAME, DeliveryCode, Text
 from agent_intercom.intercom.router import encode
 from agent_intercom.intercom.router.asks import Asks, Refusal
-from agent_intercom.intercom.router.book import MEMORY_SHARE, NEVER, Book, weight
+from agent_intercom.intercom.router.book import Book
 from agent_intercom.intercom.router.effects import Write
-from agent_intercom.intercom.router.state import Link, Pending, Session, Settled
+from agent_intercom.intercom.router.state import NEVER, Delivery, Link, Session
 from agent_intercom.wire.clock import Now
 
 _LARGEST: Final = MAX_FRAME + 4
@@ -45,9 +45,8 @@ class Deliveries:
         """Steps 2 to 4 of the contract: whether the send is dealt with already (a repetition, or over a cap)."""
         book = self._book
         key = (sender.id, message.message_id)
-        if book.settled:
-            self._forget(now)
-        settled = book.settled.get(key)
+        book.settled.forget(now, book.limits)
+        settled = book.settled.by_message.get(key)
         if settled is not None:
             if settled.fingerprint != message.fingerprint:
                 self._refuse_duplicate(sender, message, Text.DUPLICATE_SETTLED)
@@ -56,8 +55,7 @@ class Deliveries:
                 self._tell(sender, encode.ACCEPTED, settled)
                 self._tell(sender, encode.DELIVERED, settled)
                 return True
-            del book.settled[key]
-            book.settled_bytes -= weight(settled.sender, settled.message_id, settled.target)
+            book.settled.drop(settled)
         pending = book.pending_by_message.get(key)
         if pending is not None:
             if pending.fingerprint != message.fingerprint:
@@ -72,7 +70,7 @@ class Deliveries:
             return True
         return False
 
-    def _tell(self, sender: Session, start: bytes, known: Settled | Pending) -> None:
+    def _tell(self, sender: Session, start: bytes, known: Delivery) -> None:
         """Say again how a message stands whose sender repeats it."""
         frame = encode.outcome_frame(start, encode.quote(known.message_id), known.delivery.encode())
         self._book.effects.append(Write(sender.number, frame))
@@ -111,7 +109,7 @@ class Deliveries:
     ) -> None:
         book = self._book
         due = now.mono + book.limits.ack_ms
-        book.pending[delivery] = book.pending_by_message[sender.id, message.message_id] = Pending(
+        book.pending[delivery] = book.pending_by_message[sender.id, message.message_id] = Delivery(
             delivery,
             sender.id,
             link.number,
@@ -163,12 +161,12 @@ class Deliveries:
         pending_by_id = self._book.pending
         while pending_by_id:
             pending = next(iter(pending_by_id.values()))
-            if pending.due > now.mono:
-                return pending.due
+            if pending.until > now.mono:
+                return pending.until
             self._fail(pending, DeliveryCode.DELIVERY_TIMEOUT, Text.ACK_TIMEOUT, now)
         return NEVER
 
-    def _fail(self, pending: Pending, code: str, reason: str, now: Now, deaf: int = -1) -> None:
+    def _fail(self, pending: Delivery, code: str, reason: str, now: Now, deaf: int = -1) -> None:
         self._settle(pending, False, now)
         if pending.is_ask:
             told = -1 if pending.target_number == deaf else pending.target_number
@@ -178,37 +176,16 @@ class Deliveries:
             self._book.write(pending.sender_number, failed)
         self._book.note("DELIVERY_FAILED", session=pending.sender, code=code)
 
-    def _settle(self, pending: Pending, delivered: bool, now: Now) -> None:
+    def _settle(self, pending: Delivery, delivered: bool, now: Now) -> None:
         book = self._book
-        key = (pending.sender, pending.message_id)
         del book.pending[pending.delivery]
-        del book.pending_by_message[key]
+        del book.pending_by_message[pending.sender, pending.message_id]
         sender = book.sessions.get(pending.sender)
         if sender is not None and sender.number == pending.sender_number:
             sender.pending -= 1
-        entry = Settled(
-            pending.sender,
-            pending.message_id,
-            pending.delivery,
-            pending.target,
-            pending.fingerprint,
-            delivered,
-            now.mono + book.limits.recent_ms,
-        )
-        book.settled[key] = entry
-        book.settled_bytes += weight(pending.sender, pending.message_id, pending.target)
-
-    def _forget(self, now: Now) -> None:
-        """Drop what is older than the contract's time, and the oldest beyond what may be kept."""
-        book = self._book
-        settled = book.settled
-        while settled:
-            oldest = next(iter(settled.values()))
-            most = len(settled) > book.limits.recent_entries or book.settled_bytes > MEMORY_SHARE
-            if not most and oldest.forget_at > now.mono:
-                return
-            settled.popitem(last=False)
-            book.settled_bytes -= weight(oldest.sender, oldest.message_id, oldest.target)
+        pending.delivered = delivered
+        pending.until = now.mono + book.limits.recent_ms
+        book.settled.add(pending)
 
     def _refuse_duplicate(self, sender: Session, message: Outgoing, reason: str) -> None:
         self.refuse(sender.number, message.message_id, DeliveryCode.DUPLICATE_MESSAGE_ID, reason)

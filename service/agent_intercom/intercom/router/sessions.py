@@ -9,7 +9,7 @@ from agent_intercom.intercom import contract
 from agent_intercom.intercom.contract import DeliveryCode, ErrorCode, Text
 from agent_intercom.intercom.router import encode
 from agent_intercom.intercom.router.asks import Asks, Refusal
-from agent_intercom.intercom.router.book import NEVER, Book
+from agent_intercom.intercom.router.book import Book
 from agent_intercom.intercom.router.deliveries import Deliveries
 from agent_intercom.intercom.router.effects import Bound, Unbound
 from agent_intercom.intercom.router.registration import (
@@ -19,7 +19,7 @@ from agent_intercom.intercom.router.registration import (
     read_envelope,
     read_session_id,
 )
-from agent_intercom.intercom.router.state import Link, Session
+from agent_intercom.intercom.router.state import NEVER, Link, Session
 from agent_intercom.wire.clock import Now
 
 

@@ -9,15 +9,24 @@ import msgspec
 
 from agent_intercom.intercom.edge import AskEdge
 
+NEVER = 2**62
+"""A monotonic time that does not come."""
+
+MEMORY_SHARE = 16 * 1024 * 1024
+"""Bytes that settled deliveries, and again asks, may take up: clients choose how long their ids are."""
+
 
 class Link(msgspec.Struct, gc=False):
-    """A connection. `session` is the id that it is registered under; `register_by` (monotonic ms) counts while None."""
+    """A connection. `session` is the id that it is registered under; `register_by` (monotonic ms) counts while None.
+
+    `spent` is how much of its rate bucket was in use at `spent_at` (monotonic ms), in thousandths of a token.
+    """
 
     number: int
     origin: str
     register_by: int
-    tokens: float
-    refilled_at: int
+    spent: int = 0
+    spent_at: int = 0
     session: str | None = None
     held_for: int = -1
     held_until: int = 0
@@ -42,8 +51,12 @@ class Session(msgspec.Struct):
     slow_since: int = -1
 
 
-class Pending(msgspec.Struct, gc=False, array_like=True):
-    """An accepted message that its recipient has not acknowledged."""
+class Delivery(msgspec.Struct, gc=False, array_like=True):
+    """An accepted message, from its acceptance until it is forgotten.
+
+    `until` (monotonic ms) is when it fails without an acknowledgement; once settled, when it is no more remembered, so
+    that a retry would be delivered again. `delivered` says how it ended.
+    """
 
     delivery: str
     sender: str
@@ -52,21 +65,15 @@ class Pending(msgspec.Struct, gc=False, array_like=True):
     target: str
     target_number: int
     fingerprint: bytes
-    due: int
+    until: int
     is_ask: bool
     answers: str | None
+    delivered: bool = False
 
 
-class Settled(msgspec.Struct, gc=False, array_like=True):
-    """How a message ended, kept so that a retry is not delivered twice."""
-
-    sender: str
-    message_id: str
-    delivery: str
-    target: str
-    fingerprint: bytes
-    delivered: bool
-    forget_at: int
+def weight(sender: str, message_id: str, target: str) -> int:
+    """What a record with these ids is charged, in bytes."""
+    return 128 + len(sender) + len(message_id) + len(target)
 
 
 class Ask(msgspec.Struct, gc=False):
@@ -88,6 +95,6 @@ class Image(msgspec.Struct):
     links: list[Link]
     unregistered: list[int]
     sessions: list[Session]
-    pending: list[Pending]
-    settled: list[Settled]
+    pending: list[Delivery]
+    settled: list[Delivery]
     asks: list[Ask]

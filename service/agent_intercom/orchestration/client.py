@@ -146,8 +146,9 @@ class WorkerLink:
         try:
             await self._request("hello", generation=self._generation)
         except Refusal as error:
+            lost = not self._line.open
             await self._line.close()
-            if error.code == Code.BROKER_UNCERTAIN and not self._line.open:
+            if error.code == Code.BROKER_UNCERTAIN and lost:
                 text = "Broker closed the connection instead of taking the worker"
                 raise Refusal(Code.UNAUTHORIZED, text) from error
             raise

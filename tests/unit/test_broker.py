@@ -14,18 +14,17 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.host import memory
+from agent_intercom.host import memory, predecessor
 from agent_intercom.host.journal import Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
+from agent_intercom.host.recovery import Recovered
 from agent_intercom.host.standalone import bind
 from agent_intercom.intercom import broker as shell
-from agent_intercom.intercom import launch
 from agent_intercom.intercom.broker import Broker
 from agent_intercom.intercom.contract import Limits
-from agent_intercom.intercom.engine import CLOSED
+from agent_intercom.intercom.engine import CLOSED, LOADED, Engine
 from agent_intercom.intercom.keeper import Keeper
-from agent_intercom.intercom.recovery import Recovered
 from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.framing import pack
 
@@ -222,7 +221,9 @@ def test_doubt_outlives_a_broker_that_is_killed_while_it_comes_up() -> None:
         tape = stage.broker._tape
         tape._words[memory._WRITING] = 2
         for killed_at_once in (True, False):
-            copy, recovered, doubtful = launch._adopt({"memory": os.dup(tape.fileno())}, Notifier({}), stage.journal)
+            copy, recovered, doubtful = predecessor.adopt(
+                {"memory": os.dup(tape.fileno())}, Notifier({}), stage.journal, Engine.restored, LOADED
+            )
             assert copy is not None
             assert recovered is not None
             assert doubtful == {1}

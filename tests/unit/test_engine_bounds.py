@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.intercom import recovery
+from agent_intercom.host import recovery
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import LOADED, OPENED, RECEIVED, REST_BYTES, Beginning, Engine, pack_value
 from agent_intercom.intercom.router import asks, settled
@@ -194,11 +194,11 @@ def test_replay_keeps_only_what_was_not_sent() -> None:
     for _ in range(500):
         stage.mono += 1
         log.append(recovery.Input(RECEIVED, 0, stage.now, frame({"type": "list", "requestId": "r"})))
-    everything = recovery.recover("1", empty, log, lambda number: 0)
+    everything = recovery.recover("1", empty, log, lambda number: 0, Engine.restored, LOADED)
     size = len(everything.lines[0].unsent)
     assert size > 10_000_000
     tracemalloc.start()
-    rest = recovery.recover("1", empty, log, lambda number: size - 100 if number == 0 else 0)
+    rest = recovery.recover("1", empty, log, lambda number: size - 100 if number == 0 else 0, Engine.restored, LOADED)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert rest.lines[0].unsent == everything.lines[0].unsent[-100:]
@@ -209,10 +209,12 @@ def test_more_than_was_queued_cannot_have_been_sent() -> None:
     stage = Stage()
     empty = recovery.pack("1", Engine(LIMITS), [], 0)
     log = [recovery.Input(OPENED, 1, stage.now, b"local")]
-    assert recovery.recover("1", empty, log, lambda number: 5).diverged == [1]
+    assert recovery.recover("1", empty, log, lambda number: 5, Engine.restored, LOADED).diverged == [1]
     line = recovery.Line(1, "local", 10, b"")
-    engine = recovery.recover("1", empty, log, lambda number: 0).engine
-    assert recovery.recover("1", recovery.pack("1", engine, [line], 2), [], lambda number: 3).diverged == [1]
+    engine = recovery.recover("1", empty, log, lambda number: 0, Engine.restored, LOADED).engine
+    assert recovery.recover(
+        "1", recovery.pack("1", engine, [line], 2), [], lambda number: 3, Engine.restored
+    ).diverged == [1]
 
 
 def test_ended_connections_have_no_stream() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_intercom.intercom import recovery
+from agent_intercom.host import recovery
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import (
     CLOSED,
@@ -153,7 +153,7 @@ def test_successor_continues_exactly(steps: list[tuple[int, int, bytes]], at: in
             host.take_snapshot()
         host.feed(kind, number, data)
         host.kernel_takes(number, shares[number])
-    recovered = recovery.recover("1", host.snapshot, host.log, host.sent.__getitem__)
+    recovered = recovery.recover("1", host.snapshot, host.log, host.sent.__getitem__, Engine.restored, LOADED)
     assert recovered.diverged == []
     assert recovered.engine.snapshot() == host.engine.snapshot()
     expected = {line.number: line for line in host.lines()}
@@ -179,13 +179,14 @@ def test_state_survives_writing_and_reading(steps: list[tuple[int, int, bytes]],
 def test_inputs_of_another_version_are_not_replayed() -> None:
     host = Host()
     with pytest.raises(ValueError, match="another version"):
-        recovery.recover("2", host.snapshot, host.log, host.sent.__getitem__)
+        recovery.recover("2", host.snapshot, host.log, host.sent.__getitem__, Engine.restored, LOADED)
     host.take_snapshot()
-    assert recovery.recover("2", host.snapshot, host.log, host.sent.__getitem__).records == 0
+    assert recovery.recover("2", host.snapshot, host.log, host.sent.__getitem__, Engine.restored, LOADED).records == 0
 
 
 def test_a_peer_that_has_more_than_the_replay_made_is_named() -> None:
     host = Host()
     number = host.current[1]
     host.sent[number] = 10_000
-    assert recovery.recover("1", host.snapshot, host.log, host.sent.__getitem__).diverged == [number]
+    again = recovery.recover("1", host.snapshot, host.log, host.sent.__getitem__, Engine.restored, LOADED)
+    assert again.diverged == [number]

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from agent_intercom import __version__
+from agent_intercom.host import faults, recovery
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
+from agent_intercom.host.safekeeping import Safekeeping, connection_name
 from agent_intercom.intercom import engine as inputs
-from agent_intercom.intercom import faults, recovery
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import Engine
 from agent_intercom.intercom.keeper import Keeper
@@ -38,11 +39,9 @@ from agent_intercom.intercom.router.effects import (
     Write,
 )
 from agent_intercom.intercom.router.state import NEVER
-from agent_intercom.intercom.safekeeping import Safekeeping, connection_name
 from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
 
-MEMORY_NAME: Final = "memory"
 SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 """A snapshot is due when the log is longer than this and than the snapshot before it.
 
@@ -123,7 +122,7 @@ class Broker:
         self._engine.start(self._clock())
         self._reactor.run_batch(self._first_snapshot)
 
-    def restore(self, loaded: recovery.Recovered, descriptors: dict[int, int], doubtful: set[int]) -> None:
+    def restore(self, loaded: recovery.Recovered[Engine], descriptors: dict[int, int], doubtful: set[int]) -> None:
         """Go on where the predecessor stopped.
 
         `descriptors` are the stored connections by number; `doubtful` are those whose last system call has no record.
@@ -149,7 +148,7 @@ class Broker:
         self._restored = len(kept)
         self._reactor.run_batch(lambda now: self._resume(loaded, kept, now))
 
-    def _resume(self, loaded: recovery.Recovered, kept: dict[int, Connection], now: Now) -> None:
+    def _resume(self, loaded: recovery.Recovered[Engine], kept: dict[int, Connection], now: Now) -> None:
         engine = self._engine
         for number in self._tape.claimed():
             if number not in kept:

@@ -9,7 +9,7 @@ shell logs it and `replay` feeds it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Final, TypeVar
 
@@ -19,7 +19,7 @@ from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.edge import AskEdge
 from agent_intercom.intercom.frames import ClientFrame
 from agent_intercom.intercom.router import Router
-from agent_intercom.intercom.router.effects import Effect, PutEdge, Write
+from agent_intercom.intercom.router.effects import Drop, Effect, Finish, PutEdge, Write
 from agent_intercom.intercom.router.settled import Settled
 from agent_intercom.intercom.router.state import Image, Link
 from agent_intercom.intercom.untyped import handle_untyped
@@ -233,7 +233,19 @@ class Engine:
         """Forget what a repetition would be recognised by; to be followed by a snapshot."""
         self._book.settled = Settled()
 
-    # Snapshot and replay.
+    # Snapshot and replay (`host.recovery.Replayable`).
+
+    def sent(self) -> Iterator[tuple[int, bytes | None]]:
+        """What goes to connections since the last call of this or of `take`; other effects are forgotten."""
+        for effect in self.take():
+            if isinstance(effect, Write):
+                yield effect.number, effect.frame
+            elif isinstance(effect, Finish | Drop):
+                yield effect.number, None
+
+    def origins(self) -> dict[int, str]:
+        """The connections that the rules know of, and the listeners that they came by."""
+        return {number: link.origin for number, link in self._links.items()}
 
     def snapshot(self) -> bytes:
         """The engine as bytes for `restored`."""

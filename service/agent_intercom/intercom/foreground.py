@@ -8,12 +8,12 @@ import contextlib
 import os
 import sys
 
-from agent_intercom.host import standalone
+from agent_intercom.host import faults, standalone
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
-from agent_intercom.intercom import contract, faults, ownership, paths
+from agent_intercom.intercom import contract, ownership, paths
 from agent_intercom.intercom.launch import make_broker, obey_signals, serve
 
 

@@ -16,16 +16,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from agent_intercom import __version__
+from agent_intercom.host import faults, predecessor
 from agent_intercom.host.activation import Inherited, inherited
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
-from agent_intercom.intercom import contract, faults, paths, recovery, settings
-from agent_intercom.intercom.broker import MEMORY_NAME, Broker
+from agent_intercom.intercom import contract, paths, settings
+from agent_intercom.intercom.broker import Broker
+from agent_intercom.intercom.engine import LOADED, Engine
 from agent_intercom.intercom.keeper import Keeper
-from agent_intercom.intercom.safekeeping import connection_name, connection_number
 from agent_intercom.wire import codec
 
 USAGE: Final = """\
@@ -119,22 +119,18 @@ async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
     journal = Journal()
     faults.watch(asyncio.get_running_loop(), journal)
     stored = dict(given.stored)
-    tape, recovered, doubtful = _adopt(stored, notifier, journal)
-    if tape is None:
-        tape = StateFile.create()
-        notifier.store(MEMORY_NAME, tape.fileno(), poll=False)
+    # The first frame opens the database, and is in the log before that: what it brought comes first.
+    tape, recovered, doubtful = predecessor.adopt(stored, notifier, journal, Engine.restored, LOADED)
     broker = make_broker(notifier, tape, journal, bound="systemd", state_directory=paths.state_dir(os.environ))
     obey_signals(broker)
-    descriptors = _connections(stored)
-    _discard(given, stored, notifier, journal)
+    descriptors = predecessor.connections(stored)
+    predecessor.discard([*given.unknown, *stored.items()], notifier, journal)
     if recovered is not None:
         for failure in recovered.failures:
             faults.tell(failure, journal)
         broker.restore(recovered, descriptors, doubtful)
     else:
-        for number, fd in descriptors.items():
-            notifier.remove(connection_name(number))
-            _hang_up(fd)
+        predecessor.hang_up(descriptors, notifier)
         broker.begin()
     for name, sock in given.listeners:
         origin = contract.ORIGIN_REMOTE if name == contract.ORIGIN_REMOTE else contract.ORIGIN_LOCAL
@@ -142,64 +138,3 @@ async def _activated(given: Inherited, notifier: Notifier, started: int) -> int:
     await serve(broker, notifier, started)
     await broker.close(hand_over=broker.reason != "idle")
     return 0
-
-
-def _adopt(
-    stored: dict[str, int], notifier: Notifier, journal: Journal
-) -> tuple[StateFile | None, recovery.Recovered | None, set[int]]:
-    """The predecessor's memory file and what it says, or nothing where there is none that can be used."""
-    fd = stored.pop(MEMORY_NAME, None)
-    if fd is None:
-        return None, None, set()
-    try:
-        tape = StateFile.adopt(fd)
-    except HostError as error:
-        # Or the next broker would be handed both files under one name, and could take up either.
-        notifier.remove(MEMORY_NAME)
-        os.close(fd)
-        journal.emit(Event.MEMORY_FILE_REFUSED, code=error.code)
-        return None, None, set()
-    try:
-        loaded = tape.load()
-        if loaded.snapshot is None:
-            raise ValueError("no snapshot")
-        records = [recovery.Input(*record) for record in loaded.records]
-        recovered = recovery.recover(__version__, loaded.snapshot, records, tape.sent)
-    except (HostError, ValueError) as error:
-        journal.emit(Event.MEMORY_FILE_REFUSED, code=getattr(error, "code", "MEMORY_VERSION"))
-        for number in tape.claimed():
-            tape.release(number)
-        tape.settle()
-        return tape, None, set()
-    doubtful = {number for number in (loaded.reading, loaded.writing) if number is not None}
-    return tape, recovered, doubtful | set(recovered.diverged)
-
-
-def _connections(stored: dict[str, int]) -> dict[int, int]:
-    """Take the stored connections out of `stored`, by number."""
-    found = {}
-    for name in list(stored):
-        number = connection_number(name)
-        if number is not None:
-            found[number] = stored.pop(name)
-    return found
-
-
-def _discard(given: Inherited, rest: dict[str, int], notifier: Notifier, journal: Journal) -> None:
-    """Remove descriptors that nobody knows from the store: kept, they would count against its size for ever."""
-    unknown = [*given.unknown, *rest.items()]
-    for name, fd in unknown:
-        notifier.remove(name)
-        os.close(fd)
-    if unknown:
-        journal.emit(Event.DESCRIPTOR_UNKNOWN, count=len(unknown))
-
-
-def _hang_up(fd: int) -> None:
-    import socket
-
-    with socket.socket(fileno=fd) as sock:
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return

@@ -38,7 +38,7 @@ class Connection:
     by. `queued` counts the bytes that wait for the peer, `sent` those that the kernel took since the connection began.
     Everything below `corked` belongs to the reactor, but for `congested`, which who adopts a connection may set.
     `plain` is what nearly every connection is: open, and without anything that sending has to mind (a cork, a blocked
-    peer, an end, a deadline, a charge, congestion).
+    peer, an end, a deadline, a charge, congestion). `patience_ms`, where set, takes the place of `write_deadline_ms`.
     """
 
     __slots__ = (
@@ -59,6 +59,7 @@ class Connection:
         "number",
         "offset",
         "origin",
+        "patience_ms",
         "peer",
         "pidfd",
         "plain",
@@ -98,6 +99,7 @@ class Connection:
         self.offset = 0
         self.pidfd = -1
         self.plain = True
+        self.patience_ms = 0
         self._mark = mark
 
     @property

@@ -168,7 +168,7 @@ class Sender:
         if not connection.mask & _OUT:
             self._pool.arm(connection)
         if progress or not connection.deadline:
-            self._deadlines.set(connection, now, self._limits.write_deadline_ms)
+            self._deadlines.set(connection, now, connection.patience_ms or self._limits.write_deadline_ms)
 
     def _account(self, connection: Connection) -> None:
         queued = connection.queued

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running run's broker is told, and where its socket is: `%t/agent-intercom/run/`.
+
+A user service inherits from the user manager and not from the shell that asked for it. So whoever starts a run writes
+its directory, scope id and environment to `<unit id>/run.json` there, and the broker reads it. The place is in memory:
+it is gone at reboot, and when the run's socket unit stops. Nothing in it is ever logged or put elsewhere.
+
+`runtime_dir` is always what systemd calls `%t`. Functions raise Refusal: `unit_invalid` for what is no unit id,
+`run_unknown` where nothing was written, `run_foreign` where a directory or the file is a link, another user's or open
+to others, `run_invalid` for content that is not what `write` writes, `run_exists` where the run was written already,
+`run_unwritable` where the file system refuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Mapping
+from os import path
+from typing import Final, NoReturn
+
+import msgspec
+
+from agent_intercom.orchestration import privatefiles
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.manifest import UNIT_ID
+
+VERSION: Final = 1
+NAME: Final = "run.json"
+MAX_BYTES: Final = 2_097_152
+"""As much as the kernel takes as arguments and environment of a new process by default (execve(2))."""
+
+MAX_SOCKET_PATH: Final = 107
+SCOPE_ENVIRONMENT: Final = "AGENT_INTERCOM_SCOPE_ID"
+SCOPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
+_KEYS: Final = frozenset({"version", "directory", "scope", "environment", "observer_report_usage", "session"})
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SESSION: Final = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+
+
+class RunPlace(msgspec.Struct, kw_only=True, frozen=True):
+    """Where a run is and what its workers are given.
+
+    `directory` is the run's directory, `scope` the private scope id (None: unscoped), `environment` all that workers
+    inherit, without the scope, `observer_report_usage` whether observers are of an age that knows usage in reports.
+    """
+
+    directory: str
+    scope: str | None
+    environment: Mapping[str, str]
+    observer_report_usage: bool
+    session: str
+
+    def __repr__(self) -> str:
+        return "RunPlace()"
+
+
+def runtime_dir(environ: Mapping[str, str]) -> str:
+    """`%t` as this process is told it: XDG_RUNTIME_DIR. Raises Refusal `runtime_missing` where that is unset."""
+    value = environ.get("XDG_RUNTIME_DIR", "")
+    if not path.isabs(value):
+        raise Refusal("runtime_missing", "XDG_RUNTIME_DIR is not set", "XDG_RUNTIME_DIR")
+    return path.normpath(value)
+
+
+def directory_of(runtime_dir: str, unit_id: str) -> str:
+    """The private directory of a run, for what has to be in memory and gone with it."""
+    return path.join(runtime_dir, "agent-intercom", "run", _checked(unit_id))
+
+
+def socket_path(runtime_dir: str, unit_id: str) -> str:
+    """The address of a run's broker, as `orchestrate@.socket` has it."""
+    return directory_of(runtime_dir, unit_id) + ".sock"
+
+
+def write(runtime_dir: str, unit_id: str, place: RunPlace) -> str:
+    """Say where a run is, for the broker that is to be started; the directory that was made.
+
+    Raises Refusal `run_invalid` for a place that could not be read again; a failure leaves nothing behind.
+    """
+    directory = directory_of(runtime_dir, unit_id)
+    if len(os.fsencode(socket_path(runtime_dir, unit_id))) > MAX_SOCKET_PATH:
+        raise Refusal("runtime_path_long", "XDG_RUNTIME_DIR is too long for the address of a socket", "XDG_RUNTIME_DIR")
+    record = {"version": VERSION, **msgspec.structs.asdict(place), "environment": dict(place.environment)}
+    # ASCII, because a variable may have bytes that are no UTF-8.
+    content = json.dumps(record).encode()
+    _parse(content)
+    made: list[str] = []
+    try:
+        for step in (path.dirname(path.dirname(directory)), path.dirname(directory)):
+            if not path.lexists(step):
+                os.mkdir(step, 0o700)
+                made.append(step)
+            privatefiles.close_directory(step)
+        os.mkdir(directory, 0o700)
+        made.append(directory)
+        privatefiles.create(path.join(directory, NAME), content)
+    except BaseException as error:
+        _take_back(made, path.join(directory, NAME))
+        if isinstance(error, FileExistsError):
+            raise Refusal("run_exists", "the run is there already", "unit") from error
+        if isinstance(error, OSError):
+            code = "run_foreign" if error.errno in {errno.ELOOP, errno.EPERM} else "run_unwritable"
+            raise Refusal(code, "the runtime directory cannot be written", "unit") from error
+        raise
+    return directory
+
+
+def read(runtime_dir: str, unit_id: str) -> RunPlace:
+    """What was written for a run."""
+    directory = directory_of(runtime_dir, unit_id)
+    try:
+        for step in (path.dirname(path.dirname(directory)), path.dirname(directory), directory):
+            privatefiles.check_directory(step, closed=True)
+        content = privatefiles.read(path.join(directory, NAME), MAX_BYTES, closed=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Refusal("run_unknown", "no such run was started", "unit") from error
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise Refusal("run_invalid", "the run's place is too long", NAME) from error
+        raise Refusal("run_foreign", "the run's place is not private", "unit") from error
+    return _parse(content)
+
+
+def remove(runtime_dir: str, unit_id: str) -> bool:
+    """Take back what was written, and what was put beside it; False where nothing was there.
+
+    A link in the place of the directory is removed and not followed.
+    """
+    directory = directory_of(runtime_dir, unit_id)
+    if not path.lexists(directory):
+        return False
+    try:
+        if path.islink(directory) or not path.isdir(directory):
+            os.unlink(directory)
+        else:
+            import shutil  # a broker that only reads does without
+
+            shutil.rmtree(directory)
+    except OSError as error:
+        raise Refusal("run_unwritable", "the run's place cannot be removed", "unit") from error
+    return True
+
+
+def _take_back(made: list[str], file: str) -> None:
+    for step in reversed(made):
+        try:
+            if step == path.dirname(file) and path.lexists(file):
+                os.unlink(file)
+            os.rmdir(step)
+        except OSError:
+            # Somebody else uses it by now.
+            return
+
+
+def _checked(unit_id: str) -> str:
+    if UNIT_ID.fullmatch(unit_id) is None:
+        raise Refusal("unit_invalid", "not the id of a run", "unit")
+    return unit_id
+
+
+def _parse(content: bytes) -> RunPlace:
+    try:
+        record = privatefiles.decode(content)
+    except ValueError as error:
+        raise Refusal("run_invalid", "the run's place is not strict JSON", NAME) from error
+    if not isinstance(record, dict) or record.keys() != _KEYS or len(content) > MAX_BYTES:
+        _refuse(NAME)
+    version = record.pop("version")
+    if type(version) is not int or version != VERSION:
+        _refuse("version")
+    try:
+        place = msgspec.convert(record, RunPlace)
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        # Not chained: it may quote what it read.
+        raise Refusal("run_invalid", "the run's place has a value of the wrong type", NAME) from None
+    if not path.isabs(place.directory) or path.normpath(place.directory) != place.directory or "\0" in place.directory:
+        _refuse("directory")
+    if place.scope is not None and SCOPE_PATTERN.fullmatch(place.scope) is None:
+        _refuse("scope")
+    if _SESSION.fullmatch(place.session) is None:
+        _refuse("session")
+    for name, value in place.environment.items():
+        # Two words for the scope could differ.
+        if _VARIABLE.fullmatch(name) is None or "\0" in value or name == SCOPE_ENVIRONMENT:
+            _refuse("environment")
+    return place
+
+
+def _refuse(field: str) -> NoReturn:
+    raise Refusal("run_invalid", "the run's place does not say what it must", field)

@@ -58,8 +58,6 @@ _ERRNO_CODES = {
     errno.EACCES: STATE_READ_ONLY,
     errno.EPERM: STATE_READ_ONLY,
     errno.ELOOP: STATE_UNUSABLE,
-    errno.ENOENT: STATE_GONE,
-    errno.ENOTDIR: STATE_GONE,
 }
 # A pipe in the place of the file must not block the caller.
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -332,6 +330,9 @@ def _code_of(error: apsw.Error, db: apsw.Connection | None) -> str:
 
 
 def _of_system(error: OSError) -> StoreError:
+    # Not in the table: SQLite's last error may be that there was no journal to roll back.
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return StoreError(STATE_GONE)
     return StoreError(_ERRNO_CODES.get(error.errno or 0, STATE_IO))
 
 

@@ -106,7 +106,7 @@ class Event(Enum):
         "d1559a32eec94295827fdbc0f4a6a9c2",
         WARNING,
         "Session disconnected because it does not read",
-        {"session": ID},
+        {"session": ID, "connection": INT},
     )
     SENDER_PAUSED = Definition(
         "10608904b1d748998115e33af0f3bb7d",
@@ -153,6 +153,24 @@ class Event(Enum):
         ERROR,
         "Internal error",
         {"kind": CODE, "module": CODE, "line": INT},
+    )
+    RUN_EVENT = Definition(
+        "3f6f0c1d6a1b4f0f8a5b7d0a9c2e4b61",
+        INFO,
+        "Run went on",
+        {"sequence": INT, "run_event": CODE, "role": CODE, "round": INT, "status": CODE},
+    )
+    RUN_REFUSED = Definition(
+        "a1f5c3e27d904c5e9b64d8f01e7a2c93",
+        ERROR,
+        "Run cannot be served, every request is refused",
+        {"code": CODE},
+    )
+    WORKER_REFUSED = Definition(
+        "6bd21e0f9a3847c5b0e4f7a8d1c95e32",
+        NOTICE,
+        "Worker's request refused",
+        {"role": CODE, "code": CODE},
     )
     CONFIG_INVALID = Definition(
         "f26b865e3556401f993ad4c60b88afd3", ERROR, "Setting refused, its default is used", {"key": CODE, "code": CODE}

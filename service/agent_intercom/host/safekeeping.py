@@ -35,6 +35,7 @@ class Safekeeping:
         self._notifier = notifier
         self._reactor = reactor
         self._stored: set[int] = set()
+        self._held: set[int] = set()
         self._waiting: list[Connection] = []
         self._barrier: asyncio.Future[bool] | None = None
 
@@ -48,10 +49,15 @@ class Safekeeping:
             return
         self._store(connection)
         self._reactor.cork(connection)
+        self._held.add(connection.number)
         self._waiting.append(connection)
         self._reactor.yield_to_loop()
         if self._barrier is None:
             self._loop.call_soon(self._await)
+
+    def holds(self, connection: Connection) -> bool:
+        """Whether the connection waits for the manager to have it."""
+        return connection.number in self._held
 
     def forget(self, number: int) -> None:
         """The connection is about to go: it must not come back."""
@@ -79,6 +85,7 @@ class Safekeeping:
     def _release(self, waiting: list[Connection]) -> None:
         self._barrier = None
         for connection in waiting:
+            self._held.discard(connection.number)
             self._reactor.uncork(connection)
         self._reactor.flush()
         self._await()

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell of a run's broker: inputs into the engine, effects out of it, in order and after the commit.
+
+No rule lives here. Every input is in the memory file before the engine sees it; all rows that a batch saves are in the
+database before one of its frames leaves. While the database takes nothing, nothing leaves and nobody is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+import msgspec
+
+from agent_intercom import __version__
+from agent_intercom.host import faults, recovery
+from agent_intercom.host.journal import Event, Journal
+from agent_intercom.host.memory import StateFile
+from agent_intercom.host.notify import Notifier
+from agent_intercom.host.safekeeping import Safekeeping, connection_name
+from agent_intercom.orchestration import engine as inputs
+from agent_intercom.orchestration import rows
+from agent_intercom.orchestration.contract import Limits, RoleState
+from agent_intercom.orchestration.effects import Bound, Drop, Effect, Finish, ForgetStartup, Note, Save, Tell, Write
+from agent_intercom.orchestration.engine import Engine
+from agent_intercom.orchestration.store import StoreError
+from agent_intercom.orchestration.workflow.state import NEVER
+from agent_intercom.wire.clock import Now, system_now
+from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
+
+SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
+"""A snapshot is due when the log is longer than this and than the snapshot before it."""
+
+BATCH_BYTES: Final = 32 * 1024 * 1024
+"""Room for what one batch can add to the log before a snapshot is taken."""
+
+REACTOR_LIMITS: Final = ReactorLimits(high_water=1_048_576, low_water=262_144, hard_limit=8 * 1_048_576)
+
+_STATUS_DELAY: Final = 0.2
+_RETRY_DELAY: Final = 1.0
+_LATE_MS: Final = 100
+_CATCH_UP: Final = 64
+
+
+class Database(Protocol):
+    """What the broker needs of `store.Store`."""
+
+    def apply(self, changes: list[rows.Change]) -> None:
+        """Commit all of it or raise StoreError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
+
+class Broker:
+    """The broker of one run on one loop. Made by `launch`; `stopped` is set when it wants to end.
+
+    `forget_startup` deletes the startup file. Raises nothing.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        engine: Engine,
+        limits: Limits,
+        tape: StateFile,
+        notifier: Notifier,
+        journal: Journal,
+        store: Database,
+        forget_startup: Callable[[], None],
+        bound: str,
+        clock: Callable[[], Now] = system_now,
+        reactor_limits: ReactorLimits = REACTOR_LIMITS,
+    ) -> None:
+        self.stopped = asyncio.Event()
+        self._loop = loop
+        self._engine = engine
+        self._limits = limits
+        self._tape = tape
+        self._notifier = notifier
+        self._journal = journal
+        self._store = store
+        self._forget_startup = forget_startup
+        self._bound = bound
+        self._clock = clock
+        self._reactor = Reactor(loop, self, tape, uid=os.getuid(), clock=clock, limits=reactor_limits)
+        self._safekeeping = Safekeeping(loop, notifier, self._reactor)
+        self._rows: list[rows.Change] = []
+        self._held: list[Effect] = []
+        self._problem: str | None = None
+        self._short = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = NEVER
+        self._retry: asyncio.TimerHandle | None = None
+        self._status: asyncio.TimerHandle | None = None
+        self._snapshot_soon = False
+        self._snapshot_at = 0
+        self._restored = 0
+
+    # Beginning.
+
+    def begin(self) -> None:
+        """Start with what the database says: there is no predecessor's memory."""
+        self._reactor.run_batch(lambda now: self._engine.started(now, remembers=False))
+        self._snapshot()
+
+    def restore(
+        self, loaded: recovery.Recovered[Engine], descriptors: dict[int, int], doubtful: set[int]
+    ) -> None:
+        """Go on where the predecessor stopped.
+
+        `descriptors` are the stored connections by number; `doubtful` are those whose last system call has no record.
+        """
+        self._reactor.next_number = loaded.next_number
+        kept = {}
+        for number, line in loaded.lines.items():
+            fd = descriptors.get(number)
+            if fd is not None and number not in doubtful:
+                sock = socket.socket(fileno=descriptors.pop(number))
+                connection = self._reactor.adopt(sock, line.origin, number, sent=line.sent, unsent=line.unsent)
+                if connection is not None:
+                    # What waits may tell of rows that were not committed.
+                    self._reactor.cork(connection)
+                    kept[number] = connection
+                else:
+                    self._notifier.remove(connection_name(number))
+        for number, fd in descriptors.items():
+            self._notifier.remove(connection_name(number))
+            socket.socket(fileno=fd).close()
+        self._safekeeping.found(kept)
+        self._restored = len(kept)
+        self._rows += self._engine.unsaved
+        self._engine.unsaved = []
+        self._reactor.run_batch(lambda now: self._resume(kept, now))
+        gone = len(loaded.lines) - len(kept)
+        self._journal.emit(Event.BROKER_RESTORED, kept=len(kept), closed=gone, records=loaded.records)
+        if self._engine.workflow.state.startup is None:
+            self._forget_startup()
+
+    def _resume(self, kept: dict[int, Connection], now: Now) -> None:
+        engine = self._engine
+        links = engine.workflow.state.links
+        for number in self._tape.claimed():
+            if number not in kept:
+                self._tape.release(number)
+        for number in [number for number in links if number not in kept]:
+            self._tape.record(inputs.CLOSED, number, now)
+            engine.closed(number, now)
+        # Not before: a broker that is killed while it comes up leaves the doubt to the next one.
+        self._tape.settle()
+        self._tape.record(inputs.STARTED, 0, now, b"remembers")
+        engine.started(now, remembers=True)
+        for number, connection in kept.items():
+            if links[number].kind:
+                self._reactor.watch_peer_death(connection)
+            if links[number].kind == "observer":
+                connection.patience_ms = self._limits.observer_write_ms
+        self._snapshot_soon = True
+        self._loop.call_soon(self._snapshot)
+
+    def listen(self, sock: socket.socket) -> None:
+        """Accept from a listener."""
+        self._reactor.listen(sock, inputs.LISTENER)
+
+    def ready(self, took_ms: int) -> None:
+        """Say that connections are served."""
+        self._notifier.ready(self.status_text())
+        self._journal.emit(Event.BROKER_STARTED, sessions=self._restored, took_ms=took_ms, bound=self._bound)
+
+    # What the reactor tells.
+
+    def accepted(self, connection: Connection, now: Now) -> None:
+        self._tape.claim(connection.number)
+        self._tape.record(inputs.OPENED, connection.number, now)
+        self._engine.opened(connection.number, now)
+        if self._problem is not None:
+            self._reactor.pause(connection)
+
+    def received(self, connection: Connection, data: memoryview, now: Now) -> None:
+        try:
+            self._engine.received(connection.number, data, now)
+        except Exception as error:
+            # A fault of ours must not take the run along; whoever met it connects again.
+            faults.tell(error, self._journal)
+            self._reactor.destroy(connection)
+            self.lost(connection, "internal", now)
+
+    def lost(self, connection: Connection, reason: str, now: Now) -> None:
+        if reason == "not-reading":
+            self._journal.emit(Event.SLOW_READER_DISCONNECTED, connection=connection.number)
+        self._forget(connection.number)
+        self._tape.record(inputs.CLOSED, connection.number, now)
+        self._engine.closed(connection.number, now)
+
+    def congested(self, connection: Connection, now: Now) -> None:
+        """Bounded by the reactor: who does not read is disconnected."""
+
+    def drained(self, connection: Connection, now: Now) -> None:
+        """Nothing waits for it."""
+
+    def refused(self, origin: str, uid: int | None) -> None:
+        code = "UNREADABLE" if uid is None else "FOREIGN"
+        self._journal.emit(Event.PEER_REFUSED, uid=uid, listener=origin, code=code)
+
+    def out_of_descriptors(self, active: bool) -> None:
+        self._short = active
+        if active:
+            self._journal.emit(Event.OUT_OF_DESCRIPTORS, open=len(self._reactor.connections))
+        self._status_soon()
+
+    def batch_done(self, now: Now) -> None:
+        for effect in self._engine.take():
+            if isinstance(effect, Save):
+                self._rows.append(effect.row)
+            else:
+                self._held.append(effect)
+        if self._rows and (self._retry is not None or not self._commit()):
+            return
+        held, self._held = self._held, []
+        for effect in held:
+            self._carry_out(effect)
+        if self._engine.wake_at != self._timer_at:
+            self._arm(now)
+        if self._tape.log_end > self._snapshot_at and not self._snapshot_soon:
+            self._snapshot_soon = True
+            self._reactor.yield_to_loop()
+            self._loop.call_soon(self._snapshot)
+
+    # The database.
+
+    def _commit(self) -> bool:
+        """Commit what waits, in one transaction. While that fails nobody is read, and it is tried again."""
+        try:
+            self._store.apply(self._rows)
+        except StoreError as error:
+            if self._problem is None:
+                self._journal.emit(Event.STORE_DEGRADED, code=error.code)
+                for connection in self._reactor.connections.values():
+                    self._reactor.pause(connection)
+            self._problem = error.code
+            self._retry = self._loop.call_later(_RETRY_DELAY, self._try_again)
+            self._status_soon()
+            return False
+        self._rows = []
+        if self._problem is not None:
+            self._problem = None
+            self._journal.emit(Event.STORE_RECOVERED)
+            for connection in self._reactor.connections.values():
+                self._reactor.resume(connection)
+            self._status_soon()
+        for connection in self._reactor.connections.values():
+            if connection.corked and not self._safekeeping.holds(connection):
+                self._reactor.uncork(connection)
+        return True
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._reactor.run_batch(lambda _now: None)
+
+    # Effects.
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Note):
+            self._journal.emit(Event[effect.event], **effect.fields)
+        elif isinstance(effect, Tell):
+            self._status_soon()
+        elif isinstance(effect, ForgetStartup):
+            self._forget_startup()
+        elif isinstance(effect, Write | Bound | Finish | Drop):
+            connection = self._reactor.connections.get(effect.number)
+            if connection is not None:
+                self._act_on(effect, connection)
+
+    def _act_on(self, effect: Write | Bound | Finish | Drop, connection: Connection) -> None:
+        if isinstance(effect, Write):
+            connection.queue(effect.frame)
+        elif isinstance(effect, Bound):
+            if effect.watches:
+                connection.patience_ms = self._limits.observer_write_ms
+            self._reactor.watch_peer_death(connection)
+            self._safekeeping.keep(connection)
+        elif isinstance(effect, Finish):
+            self._forget(connection.number)
+            self._reactor.end(connection)
+        else:
+            self._forget(connection.number)
+            self._reactor.destroy(connection)
+
+    def _forget(self, number: int) -> None:
+        """A connection is about to go: nothing of it may come back after a restart."""
+        self._tape.release(number)
+        self._safekeeping.forget(number)
+
+    # Time.
+
+    def _arm(self, now: Now) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = self._engine.wake_at
+        if self._timer_at != NEVER:
+            self._timer = self._loop.call_later(max(self._timer_at - now.mono, 0) / 1000, self._due)
+
+    def _due(self) -> None:
+        # After a stop of this process, what arrived meanwhile comes before what is overdue.
+        if self._clock().mono > self._timer_at + _LATE_MS:
+            for _ in range(_CATCH_UP):
+                if not self._reactor.serve_ready():
+                    break
+        self._timer = None
+        self._timer_at = NEVER
+        self._reactor.run_batch(self._tick)
+
+    def _tick(self, now: Now) -> None:
+        if now.mono >= self._engine.wake_at:
+            self._tape.record(inputs.TICK, 0, now)
+            self._engine.tick(now)
+
+    # The memory file.
+
+    def _snapshot(self) -> None:
+        self._snapshot_soon = False
+        if self._rows or self._held:
+            # What is held is in nobody's snapshot: it comes out of the log.
+            return
+        links = self._engine.workflow.state.links
+        lines: Iterable[recovery.Line] = [
+            recovery.Line(connection.number, connection.origin, connection.sent, connection.unsent())
+            for connection in self._reactor.connections.values()
+            if connection.number in links
+        ]
+        self._tape.snapshot(recovery.pack(__version__, self._engine, lines, self._reactor.next_number))
+        due = max(SNAPSHOT_BYTES, self._tape.snapshot_size)
+        self._snapshot_at = self._tape.log_end + min(due, self._tape.room - BATCH_BYTES)
+
+    # Status and the end.
+
+    def status_text(self) -> str:
+        """One line for `systemctl status`."""
+        problems = [code for code in (self._problem, "OUT_OF_DESCRIPTORS" if self._short else None) if code]
+        text = self._engine.workflow.status()
+        return f"{text}; degraded: {', '.join(problems)}" if problems else text
+
+    def _status_soon(self) -> None:
+        if self._status is None:
+            self._status = self._loop.call_later(_STATUS_DELAY, self._tell_status)
+
+    def _tell_status(self) -> None:
+        self._status = None
+        self._notifier.status(self.status_text())
+
+    def stop(self, reason: str) -> None:
+        """Serve nobody from here on. `reason` is the name of a signal."""
+        if not self.stopped.is_set():
+            self._reactor.yield_to_loop()
+            self._notifier.stopping()
+            self._journal.emit(Event.BROKER_STOPPING, reason=reason)
+            self.stopped.set()
+
+    async def close(self, *, hand_over: bool) -> None:
+        """Let go of everything.
+
+        With `hand_over` the connections stay up for a next broker, and the memory file is complete. The database says
+        that nobody is connected: if no broker follows, that is the truth, and one that does knows better.
+        """
+        self._reactor.stop_listening()
+        if hand_over:
+            links = self._engine.workflow.state.links
+            going_on = [item for number, item in self._reactor.connections.items() if number in links]
+            for connection in going_on:
+                self._reactor.pause(connection)
+            await self._safekeeping.keep_all(going_on)
+            # Last, so that no input follows it: the next broker may be of another version, with other rules.
+            self._snapshot()
+        for timer in (self._timer, self._status, self._retry):
+            if timer is not None:
+                timer.cancel()
+        self._reactor.close(detach=hand_over)
+        self._say_disconnected()
+        self._forget_startup()
+        self._store.close()
+        self._notifier.close()
+        self._journal.close()
+        self._tape.close()
+
+    def _say_disconnected(self) -> None:
+        settled = (RoleState.IDLE, RoleState.ACTIVE)
+        away = [
+            msgspec.structs.replace(
+                row,
+                connected=False,
+                activity=None,
+                activity_at=None,
+                state=RoleState.DISCONNECTED if row.state in settled else row.state,
+            )
+            for row in self._engine.workflow.state.roles.values()
+        ]
+        try:
+            self._store.apply([*self._rows, *away])
+        except StoreError as error:
+            self._journal.emit(Event.STORE_DEGRADED, code=error.code)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets what next: start, assignments, run states and the way of a report (sections 4.3, 4.4, 7.1 and 7.3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from agent_intercom.orchestration import activation, capsules, encode, rows
+from agent_intercom.orchestration.contract import (
+    IMPLEMENTER,
+    PROBE,
+    REVIEWER,
+    SPECIALISTS,
+    AssignmentState,
+    Flow,
+    Kind,
+    RoleState,
+    Workflow,
+    report_kind,
+)
+from agent_intercom.orchestration.effects import ForgetStartup
+from agent_intercom.orchestration.workflow.ledger import Ledger
+from agent_intercom.orchestration.workflow.state import Owed, Remembered
+
+
+class Routing:
+    """The broker alone decides who works next."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._state = ledger.state
+
+    def specialists(self) -> list[str]:
+        """The specialists of this run, in the order in which they are decided on."""
+        return [role for role in SPECIALISTS if role in self._state.roles]
+
+    # Start.
+
+    def start(self) -> None:
+        """All workers are there: hand out the baselines and the first assignments (section 4.3).
+
+        One commit for all of it: a broker that is killed on the way starts the workflow again, or has started it.
+        """
+        ledger, state = self._ledger, self._state
+        ledger.set_workflow(Workflow.INITIALIZING)
+        ledger.event("workflow_started", Workflow.INITIALIZING, round=state.round)
+        for role in sorted(state.roles):
+            self.baseline(role)
+        ledger.set_workflow(Workflow.ACTIVE)
+        ledger.event("workflow_active", Workflow.ACTIVE, round=state.round)
+        probing = False
+        if PROBE in state.roles:
+            task = state.startup.task if state.startup else ""
+            probing = self._activate(PROBE, activation.initial_probe(task, PROBE in state.settings.forced))
+        ledger.show_workflow()
+        self.assign(IMPLEMENTER, Kind.PLAN if state.settings.flow == Flow.PHASED else Kind.IMPLEMENTATION)
+        if probing:
+            self.assign(PROBE, PROBE)
+        state.startup = None
+        ledger.effects.append(ForgetStartup())
+
+    def baseline(self, role: str) -> None:
+        """Send a worker its baseline."""
+        ledger, state = self._ledger, self._state
+        delivery = ledger.fresh_id()
+        ledger.event("context_delivered", "delivered", role=role, round=state.round, delivery=delivery)
+        ledger.write_role(role, encode.context(delivery, state.round, "baseline", state.baselines[role], False))
+
+    # Assignments.
+
+    def assign(self, role: str, kind: str) -> None:
+        """Give a role work in the current round. A role that is away is owed it, and gets it when it is back."""
+        ledger, state = self._ledger, self._state
+        if role not in state.workers:
+            self._owe(role, Owed(state.round, kind))
+            return
+        if role in state.deferred:
+            self._send_run_state(role, self._render(), state.round)
+        assignment = rows.Assignment(
+            id=ledger.fresh_id(),
+            role=role,
+            round=state.round,
+            kind=kind,
+            state=AssignmentState.DELIVERING,
+            delivery_id=ledger.fresh_id(),
+            created_at=ledger.time,
+            updated_at=ledger.time,
+        )
+        state.assignments[assignment.id] = assignment
+        ledger.save(assignment)
+        row = ledger.role(role)
+        row.active_assignment_id = assignment.id
+        row.state = RoleState.ACTIVE
+        row.activity = row.activity_at = None
+        ledger.event(
+            "assignment_created",
+            AssignmentState.DELIVERING,
+            role=role,
+            round=assignment.round,
+            assignment=assignment.id,
+            delivery=assignment.delivery_id,
+        )
+        self.send(assignment)
+
+    def send(self, assignment: rows.Assignment) -> None:
+        """Send an assignment under the delivery id that it has."""
+        content = capsules.assignment(assignment.role, assignment.kind, assignment.round)
+        self._ledger.write_role(
+            assignment.role,
+            encode.assignment(assignment.delivery_id, assignment.id, assignment.round, assignment.kind, content),
+        )
+
+    def _owe(self, role: str, owed: Owed | None) -> None:
+        state = self._state
+        if owed is None:
+            state.owed.pop(role, None)
+        else:
+            state.owed[role] = owed
+            self._ledger.event("assignment_owed", "owed", role=role, round=owed.round)
+        value = {name: [one.round, one.kind] for name, one in state.owed.items()}
+        self._ledger.meta("owed", json.dumps(value, separators=(",", ":"), sort_keys=True))
+
+    def pay(self, role: str) -> None:
+        """Give a role that came back what it is owed, unless the run has moved on."""
+        state = self._state
+        owed = state.owed.get(role)
+        if owed is None or state.roles[role].active_assignment_id is not None:
+            return
+        self._owe(role, None)
+        if owed.round == state.round and not self._assigned(role, owed.kind):
+            self.assign(role, owed.kind)
+
+    def open_assignment(self, role: str) -> rows.Assignment | None:
+        """The role's newest assignment that is not completed."""
+        for assignment in reversed(self._state.assignments.values()):
+            if assignment.role == role and assignment.state != AssignmentState.COMPLETED:
+                return assignment
+        return None
+
+    def _assigned(self, role: str, kind: str) -> bool:
+        state = self._state
+        return any(
+            each.role == role and each.kind == kind and each.round == state.round
+            for each in state.assignments.values()
+        )
+
+    # Run states.
+
+    def deliver_run_state(self, roles: Iterable[str]) -> None:
+        """Give roles the newest evidence: at once, or with the next assignment of those that work or are away."""
+        state = self._state
+        text = self._render()
+        for role in dict.fromkeys(roles):
+            if role not in state.roles:
+                continue
+            busy = state.roles[role].active_assignment_id is not None
+            if role in state.deferred or busy or role not in state.workers:
+                state.deferred[role] = state.round
+            else:
+                self._send_run_state(role, text, state.round)
+
+    def replay_run_state(self, role: str) -> None:
+        """What a replacement is told of the run: a run state that is due, else the one that the role had."""
+        state = self._state
+        if role in state.deferred:
+            self._send_run_state(role, self._render(), state.round)
+        elif role in state.delivered:
+            self._send_run_state(role, state.delivered[role], state.round)
+
+    def _render(self) -> str:
+        state = self._state
+        evidence = {role: capsules.Evidence(last.round, last.body) for role, last in state.latest.items()}
+        now = [row for row in state.activations if row.round == state.round]
+        return capsules.run_state(evidence, state.round, now)
+
+    def _send_run_state(self, role: str, text: str, round: int) -> None:
+        ledger, state = self._ledger, self._state
+        state.deferred.pop(role, None)
+        state.delivered[role] = text
+        delivery = ledger.fresh_id()
+        ledger.event("context_delivered", "delivered", role=role, round=round, delivery=delivery)
+        ledger.write_role(role, encode.context(delivery, round, "run_state", text, False))
+
+    # Reports.
+
+    def remember(self, report: Remembered) -> None:
+        """Keep an accepted report and show it to the observers."""
+        state = self._state
+        latest = state.latest.get(report.role)
+        if latest is None or report.round >= latest.round:
+            # The order of acceptance is the order of this mapping.
+            state.latest.pop(report.role, None)
+            state.latest[report.role] = report
+        state.remembered.append(report)
+        del state.remembered[:-100]
+        for link in state.links.values():
+            if link.kind == "observer":
+                self.show_report(link.number, report)
+
+    def show_report(self, number: int, report: Remembered) -> None:
+        """Show one report to one observer, which bears no more than a hundred different ones (section 3.3)."""
+        state = self._state
+        link = state.links[number]
+        if len(link.shown) >= 100:
+            return
+        link.shown.append(report.id)
+        payload = encode.report(
+            state.settings.session,
+            report.id,
+            report.assignment_id,
+            report.role,
+            report.round,
+            report.body,
+            report.usage,
+            state.settings.report_usage,
+        )
+        self._ledger.write(number, payload)
+
+    def route(self, report: Remembered, kind: str) -> None:
+        """Decide what follows from an accepted report (section 4.4)."""
+        state = self._state
+        if report.round != state.round:
+            # The run has moved on: this is evidence, and decides nothing any more.
+            self.deliver_run_state([IMPLEMENTER, REVIEWER])
+        elif report.role == REVIEWER:
+            self._reviewed(report)
+        elif kind == Kind.PLAN:
+            self.deliver_run_state([IMPLEMENTER])
+            if state.settings.flow == Flow.PHASED:
+                self.assign(IMPLEMENTER, Kind.IMPLEMENTATION)
+        elif report.role == IMPLEMENTER:
+            self._implemented(report)
+        else:
+            self.deliver_run_state([IMPLEMENTER, REVIEWER])
+            self.try_reviewer()
+
+    def _implemented(self, report: Remembered) -> None:
+        settings = self._state.settings
+        decided = {row.role for row in self._state.activations if row.round == report.round}
+        running = []
+        for role in self.specialists():
+            if role not in decided:
+                decision = activation.for_round(role, report.body["changed_paths"], role in settings.forced)
+                if self._activate(role, decision):
+                    running.append(role)
+        self.deliver_run_state([REVIEWER, *running])
+        for role in running:
+            self.assign(role, report_kind(role))
+        self.try_reviewer()
+
+    def _activate(self, role: str, decision: activation.Decision) -> bool:
+        ledger, state = self._ledger, self._state
+        row = rows.Activation(
+            role=role,
+            round=state.round,
+            decision=decision.decision,
+            rule_id=decision.rule_id,
+            forced=decision.forced,
+            created_at=ledger.time,
+        )
+        state.activations.append(row)
+        ledger.save(row)
+        ledger.event("specialist_activation", decision.decision, role=role, round=state.round)
+        return decision.decision == activation.RUN
+
+    def try_reviewer(self) -> None:
+        """Have the round reviewed once all evidence is in; once per round."""
+        state = self._state
+        reported = {(row.role, row.kind) for row in state.reports.values() if row.round == state.round}
+        decisions = {row.role: row.decision for row in state.activations if row.round == state.round}
+        owed = state.owed.get(REVIEWER)
+        complete = (IMPLEMENTER, Kind.IMPLEMENTATION) in reported and all(
+            role in decisions and (decisions[role] == activation.SKIPPED or (role, role) in reported)
+            for role in self.specialists()
+        )
+        if complete and not self._assigned(REVIEWER, Kind.REVIEW) and (owed is None or owed.round != state.round):
+            self.assign(REVIEWER, Kind.REVIEW)
+
+    def _reviewed(self, report: Remembered) -> None:
+        ledger, state = self._ledger, self._state
+        uncertain = state.workflow == Workflow.UNCERTAIN
+        if report.body["verdict"] == "approved":
+            if not uncertain:
+                ledger.set_workflow(Workflow.READY)
+                ledger.event("workflow_ready", Workflow.READY, round=state.round)
+                ledger.show_workflow()
+            return
+        self.deliver_run_state([IMPLEMENTER])
+        ledger.set_round(report.round + 1)
+        if not uncertain:
+            ledger.set_workflow(Workflow.ACTIVE)
+        ledger.show_workflow()
+        self.assign(IMPLEMENTER, Kind.IMPLEMENTATION)

@@ -473,7 +473,9 @@ class Parent(Child):
     `roles` are the names of the run's roles or their public objects; without them the observer takes the built-in ones.
     """
 
-    def __init__(self, session: str, coordination: Path, socket: Path, roles: Sequence[str | Event] | None = None) -> None:
+    def __init__(
+        self, session: str, coordination: Path, socket: Path, roles: Sequence[str | Event] | None = None
+    ) -> None:
         data: Event = {
             "session": session,
             "paths": {"coordination": str(coordination), "observer_socket": str(socket)},

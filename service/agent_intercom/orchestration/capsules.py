@@ -31,6 +31,9 @@ _ELLIPSIS = "…"
 _LEAST_TEXT = 5
 _SHOWN_ROLES = (IMPLEMENTER, PROBE, PLAYWRIGHT, DJANGO, REVIEWER)
 _BREAKS = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]+")
+_LINE_ENDS = (("\x85", r"\u0085"), ("\u2028", r"\u2028"), ("\u2029", r"\u2029"))
+# Of a JSON string that was cut anywhere: all but half an escape.
+_WHOLE_CHARACTERS = re.compile(r"(?:[^\\]|\\u[0-9a-f]{4}|\\[^u])*+")
 
 _SEVERITIES = {"critical": 0, "high": 1, "medium": 2, "low": 3, "info": 4}
 _STATUSES = {"failed": 0, "unknown": 1, "skipped": 2, "passed": 3}
@@ -141,8 +144,8 @@ def clip(text: str, limit_bytes: int) -> str:
 def run_state(reports: Mapping[str, Evidence], round: int, activations: Sequence[rows.Activation]) -> str:
     """What is known of a run: the latest report of each role, and who takes part in `round`.
 
-    Activations of other rounds are passed over. Sections that together exceed the limit all become shorter by the same
-    rule, so that none pays for another.
+    Activations of other rounds are passed over. Where the sections together exceed the limit, all of them become
+    shorter by the same rule, so that the last does not pay for the first.
     """
     head = [
         "# Run state",
@@ -152,12 +155,12 @@ def run_state(reports: Mapping[str, Evidence], round: int, activations: Sequence
     current = [row for row in activations if row.round == round]
     if current:
         head.append(_activations(reports, round, current))
-    shown = [(role, reports[role]) for role in _SHOWN_ROLES if role in reports]
+    sections = [_section(role, reports[role]) for role in _SHOWN_ROLES if role in reports]
     limit = MAX_SECTION
-    text = "\n\n".join(head + [_section(role, evidence, limit) for role, evidence in shown])
+    text = "\n\n".join(head + [section.fitted(limit) for section in sections])
     while utf8_length(text) > contract.MAX_RUN_STATE:
         limit -= 50
-        text = "\n\n".join(head + [_section(role, evidence, limit) for role, evidence in shown])
+        text = "\n\n".join(head + [section.fitted(limit) for section in sections])
     return text
 
 
@@ -176,33 +179,75 @@ def _activations(reports: Mapping[str, Evidence], round: int, activations: Seque
     return "\n".join(lines)
 
 
-def _section(role: str, evidence: Evidence, limit: int) -> str:
-    """A role's section in at most `limit` bytes. What exceeds them is taken from every line in proportion."""
-    percent = 100
-    text = _scaled_section(role, evidence, percent)
-    while utf8_length(text) > limit and percent > 0:
-        percent -= 5
-        text = _scaled_section(role, evidence, percent)
-    return text
+class _Collection(NamedTuple):
+    """The items of a report's list, and as many of them as JSON as could be shown, with one more if there is one."""
+
+    label: str
+    limit: int
+    items: Sequence[Any]
+    texts: list[str]
+
+    def line(self, percent: int) -> str:
+        return f"{self.label} ({len(self.items)}): {self._array(self.limit * percent // 100)}"
+
+    def _array(self, limit: int) -> str:
+        """A JSON array of as many items as fit into `limit` bytes, and of how many were left out.
+
+        The first item is shortened further before it is left out.
+        """
+        for shown in range(len(self.texts), 0, -1):
+            text = _array(self.texts[:shown], len(self.items) - shown)
+            if utf8_length(text) <= limit:
+                return text
+        if not self.items:
+            return "[]"
+        left_out = len(self.items) - 1
+        room = limit - utf8_length(_array([""], left_out))
+        return _array([_item(self.items[0], room)], left_out) if room >= _LEAST_TEXT else "[]"
 
 
-def _scaled_section(role: str, evidence: Evidence, percent: int) -> str:
+class _Section(NamedTuple):
+    heading: str
+    summary: str
+    verdict: str
+    collections: Sequence[_Collection]
+
+    def fitted(self, limit: int) -> str:
+        """The section in at most `limit` bytes. What exceeds them is taken from every line in proportion."""
+        percent = 100
+        text = self._scaled(percent)
+        while utf8_length(text) > limit and percent > 0:
+            percent -= 1
+            text = self._scaled(percent)
+        return text
+
+    def _scaled(self, percent: int) -> str:
+        summary = clip(self.summary, _SUMMARY_BYTES * percent // 100)
+        lines = [self.heading, f"Summary: {summary}", f"Verdict: {self.verdict}"]
+        return "\n".join(lines + [collection.line(percent) for collection in self.collections])
+
+
+def _section(role: str, evidence: Evidence) -> _Section:
     body = evidence.body
-    lines = [
-        f"## {role} · round {evidence.round} · {body['kind']}",
-        f"Summary: {clip(_one_line(body['summary']), _SUMMARY_BYTES * percent // 100)}",
-        f"Verdict: {clip(_one_line(body['verdict'] or 'none'), _VERDICT_BYTES)}",
-    ]
-    for key, limit in _PLAN_COLLECTIONS if body["kind"] == Kind.PLAN else _COLLECTIONS:
-        items = _sorted(key, body[key])
-        label = key.replace("_", " ").capitalize()
-        lines.append(f"{label} ({len(items)}): {_collection(items, limit * percent // 100)}")
-    return "\n".join(lines)
+    shown = _PLAN_COLLECTIONS if body["kind"] == Kind.PLAN else _COLLECTIONS
+    return _Section(
+        heading=f"## {role} · round {evidence.round} · {body['kind']}",
+        summary=_one_line(body["summary"]),
+        verdict=clip(_one_line(body["verdict"] or "none"), _VERDICT_BYTES),
+        collections=[_collection(key, body[key], limit) for key, limit in shown],
+    )
 
 
-def _one_line(text: str) -> str:
-    """`text` on one line, so that no report can pretend to be another section."""
-    return _BREAKS.sub(" ", text).strip()
+def _collection(key: str, items: Sequence[Any], limit: int) -> _Collection:
+    items = _sorted(key, items)
+    texts: list[str] = []
+    used = 0
+    for item in items:
+        texts.append(_item(item, MAX_ITEM))
+        used += utf8_length(texts[-1])
+        if used > limit:
+            break
+    return _Collection(key.replace("_", " ").capitalize(), limit, items, texts)
 
 
 def _sorted(key: str, items: Sequence[Any]) -> Sequence[Any]:
@@ -214,34 +259,14 @@ def _sorted(key: str, items: Sequence[Any]) -> Sequence[Any]:
     return items
 
 
-def _collection(items: Sequence[Any], limit: int) -> str:
-    """A JSON array of as many items as fit into `limit` bytes, and of how many were left out.
-
-    The first item is shortened further before it is left out.
-    """
-    texts: list[str] = []
-    while len(texts) < len(items):
-        texts.append(_item(items[len(texts)], MAX_ITEM))
-        if utf8_length(_array(texts)) > limit:
-            break
-    else:
-        return _array(texts)
-    while len(texts) > 1:
-        texts.pop()
-        text = _array([*texts, _omitted(len(items) - len(texts))])
-        if utf8_length(text) <= limit:
-            return text
-    others = [_omitted(len(items) - 1)] if len(items) > 1 else []
-    room = limit - utf8_length(_array(["", *others]))
-    return _array([_item(items[0], room), *others]) if room >= _LEAST_TEXT else "[]"
+def _one_line(text: str) -> str:
+    """`text` on one line, so that no report can pretend to be another section."""
+    return _BREAKS.sub(" ", text).strip()
 
 
-def _array(texts: Sequence[str]) -> str:
-    return f"[{','.join(texts)}]"
-
-
-def _omitted(count: int) -> str:
-    return _json(f"{_ELLIPSIS}(+{count} omitted)")
+def _array(texts: Sequence[str], left_out: int) -> str:
+    marker = [_json(f"{_ELLIPSIS}(+{left_out} omitted)")] if left_out else []
+    return f"[{','.join([*texts, *marker])}]"
 
 
 def _item(value: Any, limit: int) -> str:
@@ -253,41 +278,47 @@ def _item(value: Any, limit: int) -> str:
     if utf8_length(text) <= limit:
         return text
     if isinstance(value, str):
-        return _short_text(value, limit)
+        return _shortened(text, limit)
     if isinstance(value, dict):
-        fitting, too_long = _LEAST_TEXT - 1, limit
-        while too_long - fitting > 1:
-            middle = (fitting + too_long) // 2
-            if utf8_length(_short_object(value, middle)) <= limit:
-                fitting = middle
-            else:
-                too_long = middle
-        if fitting >= _LEAST_TEXT:
-            return _short_object(value, fitting)
-    return _short_text(text, limit)
+        texts = {key: _json(member) for key, member in value.items() if isinstance(member, str)}
+        lengths = sorted(map(utf8_length, texts.values()))
+        most = _share(lengths, limit - utf8_length(text) + sum(lengths))
+        if most >= _LEAST_TEXT:
+            members = [
+                f"{_json(key)}:{_shortened(texts[key], most) if key in texts else _json(member)}"
+                for key, member in value.items()
+            ]
+            return f"{{{','.join(members)}}}"
+    return _shortened(_json(text), limit)
 
 
-def _short_object(value: Mapping[str, Any], limit: int) -> str:
-    """`value` as JSON in which no text takes more than `limit` bytes."""
-    return _json({key: json.loads(_short_text(v, limit)) if isinstance(v, str) else v for key, v in value.items()})
+def _share(lengths: Sequence[int], room: int) -> int:
+    """The bytes that the longest may take so that all fit into `room`; `lengths` ascend."""
+    share = 0
+    for index, length in enumerate(lengths):
+        share = room // (len(lengths) - index)
+        if length > share:
+            break
+        room -= length
+    return share
 
 
-def _short_text(text: str, limit: int) -> str:
-    """`text` as a JSON string of at most `limit` bytes, with an ellipsis where it was cut."""
-    whole = _json(text)
-    if utf8_length(whole) <= limit:
-        return whole
-    kept, too_many = 0, len(text)
-    while too_many - kept > 1:
-        middle = (kept + too_many) // 2
-        if utf8_length(_json(text[:middle] + _ELLIPSIS)) <= limit:
-            kept = middle
-        else:
-            too_many = middle
-    return _json(text[:kept].rstrip() + _ELLIPSIS)
+def _shortened(quoted: str, limit: int) -> str:
+    """The JSON string `quoted` in at most `limit` bytes, with an ellipsis where it was cut."""
+    data = quoted.encode("utf-8")
+    if len(data) <= limit:
+        return quoted
+    cut = data[1 : limit - len(_ELLIPSIS.encode()) - 1].decode("utf-8", "ignore")
+    whole = _WHOLE_CHARACTERS.match(cut)
+    return f'"{whole[0].rstrip() if whole else ""}{_ELLIPSIS}"'
 
 
 def _json(value: Any) -> str:
+    """`value` as compact JSON on one line, whatever a reader takes for the end of a line."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if text.isascii():
+        return text
+    for mark, escape in _LINE_ENDS:
+        text = text.replace(mark, escape)
     # A surrogate without its other half has no UTF-8.
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
-from agent_intercom.orchestration import rundir, runtime
+from agent_intercom.orchestration import budget, rundir, runtime
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.wire.clock import system_now
 from tests.contract.orchpeer import HANG, Frame, Observer, OrchPeer, Worker, command, eventually, exchange
@@ -39,6 +39,7 @@ class Run:
         role_tasks: Mapping[str, str] | None = None,
         capsule: str | None = None,
         report_usage: bool = False,
+        thresholds: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="or", dir="/tmp"))
@@ -53,7 +54,7 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
         self._peers: list[OrchPeer] = []
         try:
-            self._create(flow, task, tuple(forced), dict(role_tasks or {}), capsule, report_usage)
+            self._create(flow, task, tuple(forced), dict(role_tasks or {}), capsule, report_usage, list(thresholds))
         except BaseException:
             self.remove()
             raise
@@ -66,6 +67,7 @@ class Run:
         role_tasks: dict[str, str],
         capsule: str | None,
         report_usage: bool,
+        thresholds: list[str],
     ) -> None:
         spec = rundir.RunSpec(
             unit=self.unit,
@@ -78,6 +80,7 @@ class Run:
             roles={role: rundir.RoleSpec(provider="p", model="m", thinking="medium") for role in self.roles},
             implementation_flow=flow,
             forced_specialists=forced,
+            budget_policy=budget.merge(budget.PACKAGED, budget.overrides(thresholds)),
             startup=rundir.Startup(task=task, role_tasks=role_tasks, context_capsule=capsule),
         )
         made = rundir.create(str(self.root / "state"), SESSION, "20260801T120000Z-1", spec, system_now())

@@ -99,11 +99,11 @@ class Worker(OrchPeer):
 
     # Requests.
 
-    def envelope(self, kind: str, **keys: Any) -> Frame:
+    def envelope(self, kind: str, /, **keys: Any) -> Frame:
         """A request of this worker; `keys` may overwrite what all requests have."""
         return {"version": 1, "type": kind, "role": self.role, "token": self.token, "id": fresh_id(), **keys}
 
-    def ask(self, kind: str, **keys: Any) -> Frame:
+    def ask(self, kind: str, /, **keys: Any) -> Frame:
         """Send a request and return its response; frames that come before that go to the inbox."""
         request = self.envelope(kind, **keys)
         self.send(request)
@@ -118,21 +118,21 @@ class Worker(OrchPeer):
                 return frame
             self.inbox.append(frame)
 
-    def succeed(self, status: str, kind: str, **keys: Any) -> None:
+    def succeed(self, status: str, kind: str, /, **keys: Any) -> None:
         """Send a request that succeeds with `status`."""
         request = self.envelope(kind, **keys)
         self.send(request)
         expected = {"version": 1, "type": "response", "id": request["id"], "success": True, "status": status}
         assert self.response(request["id"]) == {**expected, "error": None}
 
-    def answered(self, code: str, text: str, kind: str, **keys: Any) -> None:
+    def answered(self, code: str, text: str, kind: str, /, **keys: Any) -> None:
         """Send a request that is refused under its own id; the connection stays open."""
         request = self.envelope(kind, **keys)
         self.send(request)
         expected = {"version": 1, "type": "response", "id": request["id"], "success": False, "status": code}
         assert self.response(request["id"]) == {**expected, "error": text}
 
-    def refused(self, code: str, text: str, kind: str, **keys: Any) -> None:
+    def refused(self, code: str, text: str, kind: str, /, **keys: Any) -> None:
         """Send a request that is refused under its own id, after which the broker closes."""
         self.answered(code, text, kind, **keys)
         self.expect_eof()

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("intercom.socket", "intercom-gateway.socket", "intercom.service")
+RUN_UNITS = ("orchestrate@r1.socket", "orchestrate@r1.service", "orchestrate-reaper@r1.service")
 SOURCE = "/home/alice/src/agent-intercom"
 MAKE = f"make --no-print-directory -C {SOURCE} PYTHON=/usr/bin/python3"
 # What a user manager, Python or the tests' own commands leave in a home on their own.
@@ -24,7 +25,10 @@ def test_units_are_loaded_for_every_user(bed: Any) -> None:
     for user in ("alice", "bob"):
         for unit in UNITS:
             assert bed.show(user, unit, "LoadState") == "loaded"
+        for unit in RUN_UNITS:
+            assert bed.show(user, unit, "LoadState") == "loaded"
     assert bed.show("alice", "intercom.service", "DropInPaths").endswith("50-mounts.conf")
+    assert bed.show("alice", "orchestrate-r1.slice", "DropInPaths").endswith("/orchestrate-.slice.d/50-run.conf")
 
 
 def test_nothing_is_enabled_by_installing(bed: Any) -> None:
@@ -115,6 +119,9 @@ def test_user_installation_is_taken_back_exactly(alice: Any) -> None:
     assert "/usr/lib/agent-intercom" not in guard
     paths = [f"/home/alice/.local/share/systemd/user/{unit}" for unit in UNITS]
     assert alice.as_user("alice", ["systemd-analyze", "--user", "verify", *paths]).stderr == ""
+    broker = alice.as_user("alice", ["systemctl", "--user", "cat", *RUN_UNITS, "orchestrate-r1.slice"]).stdout
+    assert "/home/alice/.local/lib/agent-intercom/orchestrate-broker" in broker
+    assert "/usr/lib/agent-intercom" not in broker and "/usr/share/doc" not in broker
     assert alice.as_user("alice", "~/.local/bin/intercom --help").stdout.startswith("usage: intercom")
     make(alice, "uninstall-user")
     assert home(alice) == before
@@ -147,6 +154,16 @@ def test_enabled_and_running_is_taken_back_too(alice: Any) -> None:
     left = {name for name in home(alice).keys() - before.keys() if not name.startswith((".pi", ".local/state"))}
     # The directories of the links that `enable` made are systemd's.
     assert left <= {".config", ".config/systemd", ".config/systemd/user", ".local"}
+
+
+def test_uninstalling_ends_runs(alice: Any) -> None:
+    make(alice, "install-user")
+    alice.as_user("alice", "mkdir -p -m 700 $XDG_RUNTIME_DIR/agent-intercom/run/r1")
+    alice.as_user("alice", "touch $XDG_RUNTIME_DIR/agent-intercom/run/r1/run.json")
+    alice.as_user("alice", "systemctl --user start orchestrate@r1.socket")
+    make(alice, "uninstall-user")
+    assert alice.show("alice", "orchestrate@r1.socket", "ActiveState") == "inactive"
+    assert not (alice.root / "run/user/4000/agent-intercom/run/r1").exists()
 
 
 def test_what_was_changed_or_added_stays_and_is_named(alice: Any) -> None:

@@ -51,3 +51,5 @@ def test_what_is_dropped_over_and_over_does_not_pile_up() -> None:
         settled.drop(entry)
     assert settled.entries() == [kept]
     assert len(settled._order) < 200
+    stale = [entry for entry in settled._order if entry is not kept]
+    assert all(not entry.sender + entry.message_id + entry.target + entry.delivery for entry in stale)

@@ -166,7 +166,7 @@ class Broker:
             self._reactor.pause(kept[number])
         for number in engine.slow():
             self._resume_slow(kept[number], now)
-        engine.apply(self._limits)
+        engine.apply(self._limits, now)
         self._journal.emit(Event.BROKER_RESTORED, kept=len(kept), closed=len(gone), records=loaded.records)
         self._snapshot_soon = True
         self._loop.call_soon(self._snapshot)

@@ -225,9 +225,9 @@ class Engine:
         """The connections for which too much waits, as far as the engine was told."""
         return [session.number for session in self._book.sessions.values() if session.slow_since >= 0]
 
-    def apply(self, limits: Limits) -> None:
+    def apply(self, limits: Limits, now: Now) -> None:
         """Go on with other limits; to be followed by a snapshot, since no input says so."""
-        self._book.set_limits(limits)
+        self._book.change_limits(limits, now)
 
     def shed(self) -> None:
         """Forget what a repetition would be recognised by; to be followed by a snapshot."""

@@ -74,6 +74,20 @@ class Book:
             ORIGIN_REMOTE: Bucket(limits.remote_rate_capacity * 1000, limits.remote_rate_per_second, unit),
         }
 
+    def change_limits(self, limits: Limits, now: Now) -> None:
+        """Go on with other limits: tokens that are left stay, as far as they fit, and no time-out is longer."""
+        before = self.buckets
+        self.set_limits(limits)
+        for link in self.links.values():
+            old, new = before[link.origin], self.buckets[link.origin]
+            spent = max(0, link.spent - (now.mono - link.spent_at) * old.per_second)
+            link.spent = max(0, new.size - (old.size - spent))
+            link.spent_at = now.mono
+        for pending in self.pending.values():
+            pending.until = min(pending.until, now.mono + limits.ack_ms)
+        self.settled.hasten(now.mono + limits.recent_ms)
+        self.wake(now.mono)
+
     def write(self, number: int, payload: bytes) -> None:
         """Queue a frame for a connection that still exists."""
         if number in self.links:

@@ -131,9 +131,10 @@ class Deliveries:
         pending = book.pending.get(delivery)
         if pending is None or pending.target_number != number:
             return
+        answers = pending.answers
         self._settle(pending, True, now)
-        if pending.answers is not None:
-            self._asks.answer(pending.target, pending.answers)
+        if answers is not None:
+            self._asks.answer(pending.target, answers)
         if pending.sender_number in book.links:
             frame = encode.outcome_frame(encode.DELIVERED, encode.quote(pending.message_id), delivery.encode())
             book.effects.append(Write(pending.sender_number, frame))
@@ -184,6 +185,7 @@ class Deliveries:
         if sender is not None and sender.number == pending.sender_number:
             sender.pending -= 1
         pending.delivered = delivered
+        pending.answers = None
         pending.until = now.mono + book.limits.recent_ms
         book.settled.add(pending)
 

@@ -17,8 +17,8 @@ class Settled:
     """Settled deliveries by sender and message id, forgotten in the order in which they ended.
 
     A dictionary finds them and a queue keeps their order: an ordered dictionary does both, and takes twice as long for
-    each message and ten times as long for a snapshot. What is dropped out of turn stays in the queue until its turn, or
-    until such are the most.
+    each message and ten times as long for a snapshot. What is dropped out of turn stays in the queue, emptied, until its
+    turn or until such are the most.
     """
 
     __slots__ = ("_forget_at", "_order", "_stale", "by_message", "size")
@@ -45,6 +45,7 @@ class Settled:
     def drop(self, entry: Delivery) -> None:
         """Forget `entry`, which is kept, before its time."""
         self._remove(entry)
+        entry.sender = entry.message_id = entry.target = entry.delivery = ""
         self._stale += 1
         if self._stale > len(self.by_message) + _STALE:
             self._order = deque(self.entries())
@@ -67,6 +68,12 @@ class Settled:
                 self._forget_at = oldest.until
                 return
             self._order.popleft()
+
+    def hasten(self, at: int) -> None:
+        """Keep nothing beyond monotonic time `at`."""
+        for entry in self.by_message.values():
+            entry.until = min(entry.until, at)
+        self._forget_at = min(self._forget_at, at)
 
     def entries(self) -> list[Delivery]:
         """All that is kept, the oldest first."""

@@ -129,6 +129,9 @@ def test_bounds_are_legal(read: Reader, text: str) -> None:
     assert got is not None
     assert (got.provider_calls, got.cost_total, got.context_percent) == (0, 2, 140)
     assert type(got.cost_total) is type(got.context_percent) is float
+    got = read({**PLAIN, "cost": {"total": 0.0}, "contextPercent": 0.0})
+    assert got is not None
+    assert (got.cost_total, got.context_percent) == (0.0, 0.0)
 
 
 @every_reader

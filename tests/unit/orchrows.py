@@ -81,6 +81,22 @@ FULL_USAGE = rows.AssignmentUsage(
     context_percent=12.5,
     peak_context_tokens=11,
 )
+FIRST: list[rows.Change] = [
+    role("implementer", state="active", active_assignment_id="a8"),
+    assignment("a8"),
+    event(8, role="implementer", round=1, assignment_id="a8", delivery_id="da8"),
+    rows.Meta(key="workflow_state", value="initializing"),
+]
+SECOND: list[rows.Change] = [
+    assignment("a8", state="completed"),
+    report("r8", "a8", FULL_USAGE),
+    role("implementer", state="idle"),
+    command("c8"),
+    event(9),
+    rows.Meta(key="workflow_state", value="ready"),
+]
+"""Two batches that go into every database here, fresh or migrated."""
+
 EVERY_KIND: list[rows.Change] = [
     role("implementer", connected=True, active_assignment_id="a1", generation=7, activity="thinking", activity_at=NOW),
     assignment("a1", boundary_effective=True),
@@ -106,9 +122,9 @@ EVERY_KIND: list[rows.Change] = [
 ]
 
 
-def make(path: Path) -> str:
+def make(path: Path | str, vfs: str | None = None) -> str:
     """A new run's database at `path`, with all roles."""
-    store_module.create(str(path), META, [role(name) for name in contract.ROLES], NOW)
+    store_module.create(str(path), META, [role(name) for name in contract.ROLES], NOW, vfs)
     return str(path)
 
 

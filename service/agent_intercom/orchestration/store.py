@@ -141,7 +141,9 @@ class Store:
             self._db = None
 
 
-def create(path: str, meta: Mapping[str, str], roles: Sequence[rows.Role], now_text: str) -> None:
+def create(
+    path: str, meta: Mapping[str, str], roles: Sequence[rows.Role], now_text: str, vfs: str | None = None
+) -> None:
     """Make the database of a new run at `path`, private and durable, with its first event.
 
     `meta` needs the run's own entries only (tokens, limits, policy); versions, round, state and times have values.
@@ -156,7 +158,7 @@ def create(path: str, meta: Mapping[str, str], roles: Sequence[rows.Role], now_t
     with contextlib.ExitStack() as undo:
         if _make(path):
             undo.callback(_remove, path)
-        db = _connect(path, None)
+        db = _connect(path, vfs)
         try:
             _transaction(db, "BEGIN IMMEDIATE", lambda db: _fill(db, changes))
         finally:

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of a run's database: they see what is committed, leave no trace, and say why they cannot see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from agent_intercom.orchestration import contract, reader, rows
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.store import Store
+from tests.unit.orchrows import EVERY_KIND, command, event, make
+
+SERVICE = str(Path(reader.__file__).parents[2])
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    (tmp_path / "run").mkdir()
+    return make(tmp_path / "run" / "broker.sqlite3")
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    opened = Store.open(database)
+    opened.apply(EVERY_KIND)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "BUSY_TIMEOUT_MS", 1)
+
+
+def refusal(work: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(Refusal) as caught:
+        work()
+    return caught.value.code, caught.value.text
+
+
+def trace(path: str) -> dict[str, tuple[bytes, int, int]]:
+    """What is in the directory of `path`, and when it was changed; that of the directory itself too."""
+    directory = Path(path).parent
+    found = {p.name: (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_ctime_ns) for p in directory.iterdir()}
+    return found | {".": (b"", directory.stat().st_mtime_ns, directory.stat().st_ctime_ns)}
+
+
+UNAVAILABLE = (contract.Code.BROKER_NOT_READY, "Broker state is unavailable")
+BUSY = (contract.Code.BROKER_NOT_READY, "Broker state is busy")
+
+
+def test_a_reader_sees_what_the_writer_has(store: Store, database: str) -> None:
+    assert reader.read(database) == store.load()
+    store.apply([rows.Meta(key="round", value="5")])
+    assert reader.read(database).meta["round"] == "5"
+
+
+def test_events_are_paged(store: Store, database: str) -> None:
+    store.apply([event(n, role="reviewer" if n % 2 else "probe") for n in range(4, 10)])
+    everything = store.load().events
+    assert reader.events(database, 0, 100) == everything
+    assert reader.events(database, 3, 2) == everything[3:5]
+    assert reader.events(database, 9, 2) == []
+    assert [e.sequence for e in reader.events(database, 5, 2, "reviewer")] == [7, 9]
+    assert reader.events(database, 0, 100, "nobody") == []
+
+
+def test_a_command_is_found_by_its_id(store: Store, database: str) -> None:
+    assert reader.command(database, "c1") == command("c1")
+    assert reader.command(database, "c2") is None
+
+
+def test_no_reader_leaves_a_trace(store: Store, database: str) -> None:
+    before = trace(database)
+    reader.read(database)
+    reader.events(database, 0, 1)
+    reader.command(database, "c1")
+    assert trace(database) == before
+    assert sorted(before) == [".", "broker.sqlite3", "broker.sqlite3.lock"]
+
+
+def test_a_transaction_that_has_not_ended_is_not_seen(store: Store, database: str, impatient: None) -> None:
+    expected = store.load()
+    assert store._db is not None
+    store._db.execute("BEGIN IMMEDIATE; UPDATE meta SET value = '77' WHERE key = 'round'")
+    before = trace(database)
+    assert reader.read(database) == expected
+    assert trace(database) == before
+    # The moment of a commit in which the writer wants the file for itself.
+    store._db.execute("COMMIT; BEGIN EXCLUSIVE")
+    before = trace(database)
+    for work in (reader.read, lambda d: reader.events(d, 0, 1), lambda d: reader.command(d, "c1")):
+        assert refusal(lambda work=work: work(database)) == BUSY  # type: ignore[misc]
+    assert trace(database) == before
+    store._db.execute("COMMIT")
+    assert reader.read(database).meta["round"] == "77"
+
+
+def test_a_reader_waits_a_little(database: str) -> None:
+    assert reader.BUSY_TIMEOUT_MS == 2000
+    with reader._opened(database) as (db, _):
+        assert db.pragma("busy_timeout") == 2000
+        assert db.readonly("main")
+        with pytest.raises(apsw.ReadOnlyError):
+            db.execute("UPDATE meta SET value = ''")
+
+
+def test_what_a_killed_writer_left_half_written_is_not_read(database: str, tmp_path: Path) -> None:
+    """A journal that nobody has rolled back makes the content of the file invalid."""
+    writer = apsw.Connection(database)
+    writer.execute("PRAGMA cache_size = 1; PRAGMA cache_spill = 1; BEGIN IMMEDIATE")
+    for n in range(2, 400):
+        writer.execute("INSERT INTO events (sequence, timestamp, event, status) VALUES (?, '', ?, '')", (n, "x" * 99))
+    dead = tmp_path / "dead" / "broker.sqlite3"
+    dead.parent.mkdir()
+    for suffix in ("", "-journal"):
+        Path(str(dead) + suffix).write_bytes(Path(database + suffix).read_bytes())
+    writer.execute("ROLLBACK")
+    writer.close()
+    assert dead.read_bytes() != Path(database).read_bytes()
+    before = [p.read_bytes() for p in sorted(dead.parent.iterdir())]
+    assert refusal(lambda: reader.read(str(dead))) == BUSY
+    assert [p.read_bytes() for p in sorted(dead.parent.iterdir())] == before
+    Store.open(str(dead)).close()
+    assert reader.read(str(dead)) == reader.read(database)
+
+
+def test_a_missing_database_is_unavailable(tmp_path: Path) -> None:
+    assert refusal(lambda: reader.read(str(tmp_path / "db"))) == UNAVAILABLE
+    assert refusal(lambda: reader.events(str(tmp_path / "no" / "db"), 0, 1)) == UNAVAILABLE
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory", "foreign"])
+def test_what_is_no_file_of_ours_is_refused(database: str, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "place"
+    if kind == "link":
+        place.symlink_to(database)
+    elif kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    elif os.geteuid() == 0:
+        place.write_bytes(b"")
+        os.chown(place, 4711, 4711)
+    else:
+        place.symlink_to("/etc/passwd")
+    assert refusal(lambda: reader.read(str(place))) == (contract.Code.ERROR, "Broker database path is unsafe")
+
+
+def test_a_link_among_the_directories_is_followed(database: str, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to(tmp_path / "run")
+    assert reader.read(str(tmp_path / "way" / "broker.sqlite3")) == reader.read(database)
+
+
+def sql(database: str, text: str) -> None:
+    db = apsw.Connection(database)
+    try:
+        db.execute(text)
+    finally:
+        db.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (lambda d: Path(d).write_bytes(b"no database " * 1000), "Broker database is damaged"),
+        (lambda d: os.truncate(d, 5000), "Broker database is damaged"),
+        (lambda d: os.truncate(d, 0), "Broker database schema is unavailable"),
+        (lambda d: sql(d, "DELETE FROM meta"), "Broker database schema is unavailable"),
+        (lambda d: sql(d, "DROP TABLE meta"), "Broker database schema is unavailable"),
+        (lambda d: sql(d, "UPDATE meta SET value = '8.0'"), "Broker database schema is invalid"),
+        (lambda d: sql(d, "UPDATE meta SET value = '\u0668'"), "Broker database schema is invalid"),
+        (lambda d: sql(d, "UPDATE meta SET value = '0'"), "Broker database schema is unsupported"),
+        (lambda d: sql(d, "UPDATE meta SET value = '11'"), "Broker database schema is unsupported"),
+        (lambda d: sql(d, "DROP TABLE events"), "Broker database is damaged"),
+        (lambda d: sql(d, "UPDATE events SET timestamp = CAST(x'ff' AS TEXT)"), "Broker database holds an invalid row"),
+        (
+            lambda d: sql(d, "INSERT INTO specialist_activations VALUES ('probe', 1, 'run', 'prob-x', 0, '')"),
+            "Retained specialist activation is invalid",
+        ),
+    ],
+)
+def test_a_damaged_database_is_an_error(database: str, how: Callable[[str], None], text: str) -> None:
+    how(database)
+    before = trace(database)
+    assert refusal(lambda: reader.read(database)) == (contract.Code.ERROR, text)
+    assert trace(database) == before
+
+
+READ = """
+import sys
+from agent_intercom.orchestration import reader
+print(len(reader.read(sys.argv[1]).events))
+"""
+
+
+def test_a_directory_that_cannot_be_written_is_read(store: Store, database: str) -> None:
+    # Root heeds modes once it has no capabilities.
+    powerless = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    os.chmod(database, 0o400)
+    os.chmod(os.path.dirname(database), 0o500)
+    before = trace(database)
+    done = subprocess.run(
+        [*powerless, sys.executable, "-c", READ, database],
+        env={**os.environ, "PYTHONPATH": SERVICE},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert trace(database) == before
+    os.chmod(os.path.dirname(database), 0o700)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "3\n")
+
+
+def test_a_reader_needs_few_modules() -> None:
+    """A status is asked for often, and what it imports is what it takes."""
+    code = "import sys\nfrom agent_intercom.orchestration import reader\nprint(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": SERVICE},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"asyncio", "pydantic", "pyroute2", "subprocess", "urllib", "logging"} & set(done.stdout.split())

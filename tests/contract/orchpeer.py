@@ -81,6 +81,9 @@ class OrchPeer(Peer):
         payload = self.recv_payload()
         return None if payload is None else strict(payload)
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def refused_silently(self) -> None:
         """The broker closes without a frame."""
         assert self.recv_or_end() is None
@@ -229,7 +232,9 @@ def check_delivery(frame: Frame) -> None:
         "assignment": ["version", "type", "id", "assignment_id", "round", "kind", "content", "trigger"],
         "abort": ["version", "type", "id"],
     }
-    assert sorted(frame) == sorted(keys[frame["type"]]), frame
+    more = {"deliver_as"} if frame.get("kind") == "operator_message" else set()
+    assert set(frame) - more == set(keys[frame["type"]]), frame
+    assert frame.get("deliver_as", "steer") in {"steer", "followUp"}
     assert HEX32.match(frame["id"])
     if frame["type"] == "abort":
         return

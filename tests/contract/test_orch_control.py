@@ -173,18 +173,20 @@ def test_client_that_does_not_wait(run: Run) -> None:
 
 @pytest.mark.parametrize("delivery", [None, "steer", "follow-up"])
 def test_retry_is_a_duplicate(run: Run, delivery: str | None) -> None:
-    """The body is not compared, and nothing happens again."""
+    """Nothing happens again. Another body is another command."""
     worker = run.worker("implementer")
     asked = request(run, delivery=delivery)
     assert run.exchange(asked) == success(asked["id"])
     frame = worker.context("operator_message", trigger=True)
     assert frame["content"] == "Go on."
+    assert frame.get("deliver_as") == {None: None, "steer": "steer", "follow-up": "followUp"}[delivery]
     stored = commands(run)
     assert (stored[-1]["id"], stored[-1]["action"], stored[-1]["role"]) == (asked["id"], "send", "implementer")
     assert (stored[-1]["delivery"], stored[-1]["status"]) == (delivery, "accepted")
     assert stored[-1]["received_at"] == stored[-1]["updated_at"]
     assert run.exchange(asked) == success(asked["id"], duplicate=True)
-    assert run.exchange({**asked, "message": "Something else."}) == success(asked["id"], duplicate=True)
+    assert run.exchange({**asked, "message": " Go on.\n"}) == success(asked["id"], duplicate=True)
+    assert run.exchange({**asked, "message": "Something else."}) == failure(asked["id"])
     worker.quiet()
     assert commands(run) == stored
     events = [event for event in run.events("control_command") if event["delivery_id"] == asked["id"]]
@@ -284,12 +286,22 @@ def test_abort(run: Run) -> None:
 # restart and restart_failed
 
 
-def test_restart_without_a_baseline(run: Run) -> None:
-    """Before the workflow has begun there is none to hand over."""
-    worker = run.worker("implementer")
-    run.declined("uncertain", "restart", "implementer")
-    worker.quiet()
-    assert run.role("implementer")["generation"] == 1
+def test_restart_before_the_workflow_has_begun() -> None:
+    """There is nothing to hand over: the replacement is like any other worker when the workflow starts."""
+    with Run() as run:
+        reviewer = run.worker("reviewer")
+        answer = run.command("restart", "reviewer")
+        assert answer is not None and answer["status"] in {"accepted", "uncertain"}
+        generation = 2 if answer["success"] else 1
+        assert run.role("reviewer")["generation"] == generation
+        reviewer.close()
+        reviewer = run.returned("reviewer", generation)
+        implementer = run.worker("implementer")
+        reviewer.context("baseline")
+        implementer.context("baseline")
+        assert run.role("reviewer")["state"] == "idle"
+        run.leave(reviewer)
+        assert (run.role("reviewer")["state"], run.workflow()) == ("disconnected", ("active", 1))
 
 
 def test_restart_failed_of_a_role_that_is_not_restarted(run: Run) -> None:
@@ -304,7 +316,7 @@ def test_restart_is_idempotent() -> None:
         team = run.team()
         asked = request(run, action="restart", message=None)
         assert run.exchange(asked) == success(asked["id"])
-        assert team["implementer"].recv()["type"] == "assignment"
+        team["implementer"].assignment("implementation")
         team["implementer"].expect_eof()
         assert (run.role("implementer")["generation"], run.role("implementer")["state"]) == (2, "restarting")
         (event,) = run.events("worker_restart_requested")

@@ -102,7 +102,7 @@ def test_departure_is_recorded(shared: Run, idle: Worker) -> None:
 
 
 @pytest.mark.parametrize("state", ["active", "waiting", "idle"])
-def test_hello_makes_idle(shared: Run, state: str) -> None:
+def test_return_without_work_makes_idle(shared: Run, state: str) -> None:
     worker = shared.returned("implementer")
     worker.lifecycle(state)
     shared.leave(worker)
@@ -129,7 +129,7 @@ def test_last_hello_starts_the_workflow() -> None:
 # lifecycle
 
 
-@pytest.mark.parametrize("state", ["idle", "active", "waiting", "uncertain"])
+@pytest.mark.parametrize("state", ["idle", "active", "waiting"])
 def test_lifecycle_states(shared: Run, idle: Worker, state: str) -> None:
     """Without an assignment none of them changes the workflow."""
     observer = shared.watch()
@@ -139,6 +139,25 @@ def test_lifecycle_states(shared: Run, idle: Worker, state: str) -> None:
     event = shared.events("worker_lifecycle")[-1]
     assert (event["role"], event["status"]) == ("implementer", state)
     assert shared.workflow() == ("connecting", 1)
+    observer.close()
+
+
+def test_uncertain_is_left_by_an_operator_only() -> None:
+    """Neither the worker's word nor its return makes up for what it could not prove."""
+    with Run() as run:
+        worker = run.worker("implementer")
+        observer = run.watch()
+        for state in ("uncertain", "idle", "active", "waiting"):
+            worker.lifecycle(state)
+            observer.expect_seen(("lifecycle", "implementer", "uncertain"))
+        run.leave(worker)
+        worker = run.returned("implementer")
+        assert run.role("implementer")["state"] == "uncertain"
+        run.accepted("redeliver", "implementer")
+        assert run.role("implementer")["state"] == "idle"
+        worker.lifecycle("active")
+        observer.expect_seen(("lifecycle", "implementer", "active"))
+        assert run.workflow() == ("connecting", 1)
 
 
 @pytest.mark.parametrize("state", ["disconnected", "restarting", "recovering", "busy", "", "IDLE", None, 1, True])
@@ -160,7 +179,7 @@ def test_usage_is_stored(shared: Run, idle: Worker) -> None:
     assert usage_of(shared, "implementer") == (7, 1, 2, 3, 4, None, 0.5, None, 0, None)
 
 
-@pytest.mark.parametrize("number", [0, 2**53, 2**63 - 1])
+@pytest.mark.parametrize("number", [0, 2**53, 2**62])
 def test_largest_counts(shared: Run, idle: Worker, number: int) -> None:
     idle.lifecycle("idle", {**CALLS, "input": number, "contextWindow": number})
     assert usage_of(shared, "implementer")[1] == number
@@ -492,6 +511,7 @@ def test_progress_is_not_shown_to_observers(worker: Worker, working: Working) ->
     worker.progress(working.work["assignment_id"])
     worker.lifecycle("active")
     observer.expect_seen(("lifecycle", "implementer", "active"))
+    observer.close()
 
 
 def test_progress_of_other_work_is_answered_and_nothing_else(worker: Worker, working: Working) -> None:

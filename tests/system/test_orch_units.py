@@ -105,6 +105,29 @@ print(runtime.socket_path(where, sys.argv[1]))
 """
 
 
+_CREATE = """
+import os
+from agent_intercom.orchestration import rundir, runtime
+from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
+from agent_intercom.orchestration.rundir import RoleSpec, RunSpec, Startup
+from agent_intercom.orchestration.runtime import RunPlace
+from agent_intercom.wire.clock import system_now
+role = RoleSpec(provider="p", model="m", thinking="high")
+spec = RunSpec(
+    unit=sys.argv[1], project="/home/alice", approve_project=False, transport="tui",
+    execution_profile=Profile("thorough", "packaged", "packaged-default"),
+    orchestration_config=OrchestrationConfig("/home/alice/none.json", 3), project_config=UNMATCHED,
+    roles={"implementer": role, "reviewer": role}, implementation_flow="single",
+    startup=Startup(task="t", role_tasks={}),
+)
+run = rundir.create("/home/alice/.pi/runs", "s", "r", spec, system_now())
+where = runtime.runtime_dir(os.environ)
+for unit in sys.argv[1:]:
+    place = dict(directory=run.path, scope=None, environment={}, observer_report_usage=False, session="s")
+    runtime.write(where, unit, RunPlace(**place))
+"""
+
+
 class Runs:
     """Alice's runs. `door` connects as alice."""
 
@@ -119,6 +142,10 @@ class Runs:
         (directory / "stand-in").write_text(_STAND_IN)
         command = f"ExecStart=\nExecStart=/usr/bin/python3 -I /home/alice/.local/stand-in {arguments}\n{service}"
         self.bed.drop_in("alice", "orchestrate@.service", f"[Service]\n{command}")
+
+    def no_stand_in(self) -> None:
+        """Brokers that start from now on are those that are installed."""
+        self.bed.drop_in("alice", "orchestrate@.service", "")
 
     def write(self, unit_id: str) -> str:
         """Do what precedes a start; the address of the run."""
@@ -356,3 +383,30 @@ def test_forked_workers_inherit_no_confinement(runs: Runs) -> None:
     assert runs.shown("r1", "MemorySwapMax") == "0"
     # Nothing of the shell that started the run: that is in run.json.
     assert "SHLVL" not in told["environ"]
+
+
+def test_the_installed_broker_serves_a_run_and_a_second_one_for_it_fails(runs: Runs) -> None:
+    runs.no_stand_in()
+    runs.bed.python("alice", _CREATE, "r1", "r2")
+    addresses = [f"/run/user/{UID}/agent-intercom/run/{unit}.sock" for unit in ("r1", "r2")]
+    runs.systemctl("start", "orchestrate@r1.socket", "orchestrate@r2.socket")
+    runs.door.connect(addresses[0])
+    until(lambda: runs.states("r1")[1] == "active", "the broker")
+    assert "degraded" not in runs.shown("r1", "StatusText")
+    runs.door.connect(addresses[1])
+    until(lambda: runs.states("r2")[2] == "inactive", "the end of the second")
+    assert runs.states("r2")[1] == "failed"
+    assert runs.states("r1") == ("active", "active", "active")
+    runs.systemctl("stop", "orchestrate-r1.slice")
+    assert runs.states("r1") == ("inactive", "inactive", "inactive")
+
+
+def test_a_run_whose_directory_is_gone_is_refused_aloud(runs: Runs) -> None:
+    runs.no_stand_in()
+    peer = runs.door.connect(runs.start("r1"))
+    until(lambda: runs.states("r1")[1] == "active", "the broker")
+    assert runs.shown("r1", "StatusText").startswith("degraded: run_gone")
+    peer.send({"type": "control", "id": "0" * 32})
+    answer = peer.recv()
+    assert answer is not None and answer["success"] is False, answer
+    assert runs.states("r1") == ("active", "active", "active")

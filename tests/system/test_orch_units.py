@@ -396,6 +396,7 @@ def test_the_installed_broker_serves_a_run_and_a_second_one_for_it_fails(runs: R
     runs.door.connect(addresses[1])
     until(lambda: runs.states("r2")[2] == "inactive", "the end of the second")
     assert runs.states("r2")[1] == "failed"
+    assert runs.shown("r2", "NRestarts") == "0"
     assert runs.states("r1") == ("active", "active", "active")
     runs.systemctl("stop", "orchestrate-r1.slice")
     assert runs.states("r1") == ("inactive", "inactive", "inactive")

@@ -44,10 +44,14 @@ exit codes:
   0  told to end
   1  refused to start; the line on standard error says why
   2  the command line is wrong
+  3  another broker serves this run
 """
 
 IDENTIFIER: Final = "orchestrate-broker"
 _LOCKED: Final = "STATE_LOCKED"
+_SERVED: Final = 3
+"""The exit status after which the unit does not try again (`RestartPreventExitStatus=`)."""
+
 _HANDSHAKE: Final = "AGENT_INTERCOM_HANDSHAKE_MS"
 _STARTING: Final = (Workflow.STARTING, Workflow.CONNECTING, Workflow.INITIALIZING)
 
@@ -140,7 +144,8 @@ async def _serve(unit: str, given: Inherited, address: str | None, notifier: Not
         return await _refuse_all(refusal.code, given, notifier, journal)
     except StoreError as error:
         if error.code == _LOCKED:
-            return _refuse("another broker serves this run")
+            _refuse("another broker serves this run")
+            return _SERVED
         return await _refuse_all(error.code, given, notifier, journal)
     try:
         broker = _broker(place, given, notifier, journal, "itself" if address else "systemd")

@@ -88,7 +88,6 @@ def test_no_reader_leaves_a_trace(store: Store, database: str) -> None:
 
 def test_a_transaction_that_has_not_ended_is_not_seen(store: Store, database: str, impatient: None) -> None:
     expected = store.load()
-    assert store._db is not None
     store._db.execute("BEGIN IMMEDIATE; UPDATE meta SET value = '77' WHERE key = 'round'")
     before = trace(database)
     assert reader.read(database) == expected

@@ -78,11 +78,9 @@ class StoreError(Exception):
 class Store:
     """The broker's database. Use `Store.open`."""
 
-    def __init__(self, path: str, vfs: str | None, lock: int, db: apsw.Connection) -> None:
-        self._path = path
-        self._vfs = vfs
+    def __init__(self, lock: int, db: apsw.Connection) -> None:
         self._lock = lock
-        self._db: apsw.Connection | None = db
+        self._db = db
 
     @classmethod
     def open(cls, path: str, vfs: str | None = None) -> Store:
@@ -101,11 +99,11 @@ class Store:
             with _translated(db):
                 _prepare(db)
             undo.pop_all()
-        return cls(path, vfs, lock, db)
+        return cls(lock, db)
 
     def load(self) -> rows.Retained:
         """Everything that is stored, as of one moment. Raises StoreError."""
-        return self._transact("BEGIN", lambda db: schema.load(db, schema.VERSION))
+        return _transaction(self._db, "BEGIN", lambda db: schema.load(db, schema.VERSION))
 
     def apply(self, changes: Sequence[rows.Change]) -> None:
         """Make the rows as given, in order and in one durable transaction, and drop the oldest events.
@@ -115,30 +113,14 @@ class Store:
         those that are there, STATE_GONE where the file was removed or replaced. A later call may succeed.
         """
         if changes:
-            self._transact("BEGIN IMMEDIATE", lambda db: _apply(db, changes))
+            _transaction(self._db, "BEGIN IMMEDIATE", lambda db: _apply(db, changes))
 
     def close(self) -> None:
         """Let the database and its lock go. The object is of no use afterwards."""
-        self._detach()
+        _close(self._db)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _transact(self, begin: str, work: Callable[[apsw.Connection], _T]) -> _T:
-        if self._db is None:
-            _check(self._path)
-            self._db = _connect(self._path, self._vfs)
-        try:
-            return _transaction(self._db, begin, work)
-        finally:
-            # What a rollback that failed leaves behind is put right by whoever opens the file next.
-            if self._db.in_transaction:
-                self._detach()
-
-    def _detach(self) -> None:
-        if self._db is not None:
-            _close(self._db)
-            self._db = None
 
 
 def create(
@@ -198,6 +180,7 @@ def _transaction(db: apsw.Connection, begin: str, work: Callable[[apsw.Connectio
             db.execute("COMMIT")
             return result
     finally:
+        # A rollback that fails ends the transaction too; the next one finds a journal and rolls back first.
         if db.in_transaction:
             with contextlib.suppress(apsw.Error):
                 db.execute("ROLLBACK")
@@ -284,6 +267,7 @@ def _connect(path: str, vfs: str | None) -> apsw.Connection:
             ):
                 db.config(option, value)
             db.set_busy_timeout(BUSY_TIMEOUT_MS)
+            db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA foreign_keys = ON")
             db.execute("PRAGMA temp_store = MEMORY")
         except apsw.Error:
@@ -299,6 +283,8 @@ def _prepare(db: apsw.Connection) -> None:
         raise wrong
     if db.pragma("quick_check", 1) != "ok":
         raise StoreError(STATE_DAMAGED)
+    # Changes nothing, unless somebody's tool has made it a WAL database, which readers could not read in peace.
+    db.execute("PRAGMA journal_mode = DELETE")
     if version < schema.VERSION:
         _transaction(db, "BEGIN IMMEDIATE", lambda db: schema.migrate(db, version))
 

@@ -8,7 +8,7 @@ that could be read, so that an answer reaches who waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from agent_intercom.orchestration import reports, usage
 from agent_intercom.orchestration.contract import HEX32, MAX_INTEGER, ROLES, VERSION, Code, RoleState
@@ -202,7 +202,7 @@ def _guardrail(frame: dict[str, Any], _role: str) -> GuardrailFrame:
 
 def _assignment(frame: dict[str, Any], text: str) -> str:
     assignment = frame["assignment_id"]
-    if not isinstance(assignment, str) or not _is_hex(assignment):
+    if not _is_hex(assignment):
         raise _invalid(text, "assignment_id")
     return assignment
 
@@ -211,7 +211,7 @@ def _is_version(value: object) -> bool:
     return type(value) is int and value == VERSION
 
 
-def _is_hex(value: object) -> bool:
+def _is_hex(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and HEX32.fullmatch(value) is not None
 
 

@@ -25,6 +25,7 @@ CALLS = {**USAGE, "providerCalls": 1}
 
 RESPONSE_KEYS = {"version", "type", "id", "success", "status", "error"}
 
+BACK = {"verdict": "changes_requested"}
 VERDICTS = {"reviewer": "approved", "playwright": "pass", "django": "advisory_approved"}
 KINDS = {"implementer": "implementation", "reviewer": "review"}
 
@@ -220,9 +221,35 @@ class Worker(OrchPeer):
             check_delivery(frame)
         return frames
 
+    def waiting_until_end(self) -> list[Frame]:
+        """Everything up to the end, which the broker has made."""
+        while (frame := self.recv_or_end()) is not None:
+            self.inbox.append(frame)
+        self.close()
+        frames, self.inbox = self.inbox, []
+        return frames
+
     def quiet(self) -> None:
         """Nothing has been sent."""
         assert self.waiting() == []
+
+
+def evidence(worker: Worker, round_: int, *parts: str) -> str:
+    """The next frame is a run state in which the parts are, in this order; its text."""
+    content: str = worker.context("run_state", round_)["content"]
+    places = [content.index(part) for part in parts]
+    assert places == sorted(places) and len(content.encode()) <= 16_384
+    return content
+
+
+def review(worker: Worker, round_: int = 1, **members: Any) -> Frame:
+    """The reviewer is given the evidence and the review, and reports."""
+    evidence(worker, round_, f"Current round: {round_}", f"## implementer · round {round_} · implementation")
+    return worker.do("review", round_, body("reviewer", **members))
+
+
+def lifecycles(role: str, *states: str) -> list[tuple[Any, ...]]:
+    return [("lifecycle", role, state) for state in states]
 
 
 def check_delivery(frame: Frame) -> None:

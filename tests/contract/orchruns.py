@@ -295,3 +295,7 @@ class Run:
         """The events of these names, or all."""
         found = self.rows("SELECT * FROM events ORDER BY sequence")
         return [event for event in found if not names or event["event"] in names]
+
+    def names(self, *but: str) -> list[str]:
+        """The names of all events in order, without those in `but`."""
+        return [event["event"] for event in self.events() if event["event"] not in but]

@@ -363,6 +363,41 @@ def test_a_waiting_worker_that_reconnects_still_waits() -> None:
     assert stage.send("implementer")["status"] == "accepted"
 
 
+@pytest.mark.parametrize("idle_first", [True, False])
+def test_an_agent_that_stopped_while_nobody_listened_needs_attention(idle_first: bool) -> None:
+    stage = active()
+    stage.accept("implementer")
+    assignment = stage.current("implementer")
+    assert assignment is not None
+    stage.leave("implementer")
+    observer = stage.observe()
+    stage.hello("implementer")
+    shown(stage, observer)
+    if idle_first:
+        stage.lifecycle("implementer", "idle")
+        assert stage.workflow == "active"
+    stage.ack("implementer", assignment.delivery_id, "duplicate")
+    if not idle_first:
+        assert stage.workflow == "active"
+        stage.lifecycle("implementer", "idle")
+    assert (stage.workflow, stage.role_state("implementer")) == ("needs_attention", "waiting")
+    assert shown(stage, observer)[-2:] == [("lifecycle", "implementer", "waiting"), ("workflow", "needs_attention", 1)]
+    stage.lifecycle("implementer", "active")
+    assert stage.workflow == "active"
+
+
+def test_an_agent_that_still_works_when_it_is_back_needs_none() -> None:
+    stage = active()
+    stage.accept("implementer")
+    assignment = stage.current("implementer")
+    assert assignment is not None
+    stage.leave("implementer")
+    stage.hello("implementer")
+    stage.lifecycle("implementer", "active")
+    stage.ack("implementer", assignment.delivery_id, "duplicate")
+    assert (stage.workflow, stage.role_state("implementer")) == ("active", "active")
+
+
 def test_send_while_attention_is_needed_reaches_its_owner_only() -> None:
     stage = stopped()
     assert stage.send("reviewer")["status"] == "conflict"

@@ -47,6 +47,16 @@ class Owed(msgspec.Struct):
     kind: str
 
 
+class Return(msgspec.Struct):
+    """What a worker that came back has said: that it `knows` its assignment, that it is `idle`.
+
+    Both together mean that its agent stopped without a report while nobody listened.
+    """
+
+    knows: bool = False
+    idle: bool = False
+
+
 class Startup(msgspec.Struct):
     """What a run begins with (section 9.5). Bodies: memory and the startup file only."""
 
@@ -98,4 +108,5 @@ class State(msgspec.Struct):
     deferred: dict[str, int] = msgspec.field(default_factory=dict)
     links: dict[int, Link] = msgspec.field(default_factory=dict)
     workers: dict[str, int] = msgspec.field(default_factory=dict)
+    returns: dict[str, Return] = msgspec.field(default_factory=dict)
     waiting_since: int = NEVER

@@ -18,7 +18,7 @@ from agent_intercom.orchestration.contract import (
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.workflow.ledger import Ledger
 from agent_intercom.orchestration.workflow.routing import Routing
-from agent_intercom.orchestration.workflow.state import Link, Remembered
+from agent_intercom.orchestration.workflow.state import Link, Remembered, Return
 
 _KEPT = (RoleState.RECOVERING, RoleState.UNCERTAIN)
 
@@ -96,6 +96,8 @@ class Workers:
         if handover:
             current.delivery_id = ledger.fresh_id()
             ledger.assignment(current, AssignmentState.DELIVERING)
+        else:
+            state.returns[role] = Return()
         row.active_assignment_id = current.id
         routing.send(current)
 
@@ -122,6 +124,7 @@ class Workers:
         if state.workers.get(link.role) != link.number:
             return
         del state.workers[link.role]
+        state.returns.pop(link.role, None)
         row = ledger.role(link.role)
         row.connected = False
         row.activity = row.activity_at = None
@@ -182,12 +185,27 @@ class Workers:
             row.usage = _overwritten(row.usage, frame.usage, frame.calls_given)
         if frame.state != RoleState.ACTIVE:
             row.activity = row.activity_at = None
+        self._returned(row, idle=frame.state == RoleState.IDLE, over=frame.state != RoleState.IDLE)
         ledger.event("worker_lifecycle", row.state, role=link.role, round=state.round)
         changed = self._moved(row)
         ledger.show_role(row)
         if changed:
             ledger.show_workflow()
         self._answer(link, frame.id, "recorded")
+
+    def _returned(self, row: rows.Role, *, knows: bool = False, idle: bool = False, over: bool = False) -> None:
+        """A worker that came back says where it stands; if it has stopped without a report, it waits."""
+        returns = self._state.returns
+        told = returns.get(row.role)
+        if told is None or over:
+            returns.pop(row.role, None)
+            return
+        told.knows |= knows
+        told.idle |= idle
+        if told.knows and told.idle:
+            del returns[row.role]
+            if row.state == RoleState.IDLE and row.active_assignment_id is not None:
+                row.state = RoleState.WAITING
 
     def _moved(self, row: rows.Role) -> bool:
         """Section 4.6: what a worker's state means for the workflow."""
@@ -228,9 +246,25 @@ class Workers:
         if found is not None and found.state != AssignmentState.COMPLETED:
             if frame.status != "uncertain":
                 self._accepted(found, frame.status)
+                self._settled(link, found, frame.status)
             elif found.state != AssignmentState.ACCEPTED:
                 self._doubted(found)
         self._answer(link, frame.id, "recorded")
+
+    def _settled(self, link: Link, assignment: rows.Assignment, status: str) -> None:
+        """Notice a worker that came back with an assignment that nobody works on any more."""
+        ledger = self._ledger
+        row = self._state.roles[link.role]
+        before = row.state
+        if row.active_assignment_id == assignment.id:
+            self._returned(row, knows=True, over=status != "duplicate")
+        if row.state != before:
+            ledger.role(link.role)
+            ledger.event("worker_lifecycle", row.state, role=link.role, round=self._state.round)
+            changed = self._moved(row)
+            ledger.show_role(row)
+            if changed:
+                ledger.show_workflow()
 
     def _accepted(self, assignment: rows.Assignment, status: str) -> None:
         ledger = self._ledger

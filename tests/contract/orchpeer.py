@@ -66,6 +66,13 @@ def eventually(attempt: Callable[[], bool]) -> None:
 class OrchPeer(Peer):
     """One connection of any kind."""
 
+    def __init__(self, path: Path | str) -> None:
+        try:
+            super().__init__(path)
+        except OSError:
+            self._socket.close()
+            raise
+
     def recv(self) -> Frame:
         """The next frame. It has to be compact JSON of this protocol, not longer than a frame may be."""
         payload = self.recv_payload()

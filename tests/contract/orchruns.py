@@ -23,7 +23,7 @@ from tests.contract.orchpeer import HANG, Frame, Observer, OrchPeer, Worker, com
 
 ROLES = ("implementer", "reviewer", "probe", "playwright", "django")
 SESSION = "pi-tests-agents"
-PATIENT = {"AGENT_INTERCOM_HANDSHAKE_MS": "3600000"}
+PATIENT = {"AGENT_INTERCOM_HANDSHAKE_MS": "600000"}
 """No timer fires during a test, however slow the machine."""
 
 
@@ -95,12 +95,12 @@ class Run:
 
     # The process.
 
-    def start(self) -> Self:
-        """Start the broker and wait for its ready line."""
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start the broker without waiting for it."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL") if name in os.environ}
         directories = {"HOME": str(self.root), "XDG_RUNTIME_DIR": str(self.runtime), "TMPDIR": str(self.root)}
         with (self.root / "stderr").open("ab") as errors:
-            process = self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "agent_intercom.orchestration", "--bind", str(self.socket), self.unit],
                 env={**kept, **directories, **self.environment},
                 cwd=self.root,
@@ -108,6 +108,10 @@ class Run:
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
+
+    def start(self) -> Self:
+        """Start the broker and wait for its ready line."""
+        process = self._process = self.spawn()
         assert process.stdout is not None
         try:
             readable, _, _ = select.select([process.stdout], [], [], HANG)
@@ -181,6 +185,10 @@ class Run:
         """Close every connection and wait until the broker has recorded that no worker is there."""
         self.hang_up()
         eventually(lambda: not self.rows("SELECT role FROM roles WHERE connected"))
+
+    @property
+    def database(self) -> Path:
+        return self.directory / "broker.sqlite3"
 
     # Peers.
 
@@ -274,7 +282,7 @@ class Run:
 
     def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
         """What a reader of the database gets."""
-        with closing(sqlite3.connect(f"file:{self.directory}/broker.sqlite3?mode=ro", uri=True)) as database:
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
             return [dict(row) for row in database.execute(query, values)]
 

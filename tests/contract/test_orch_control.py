@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tests.contract.orchruns import Run
 from tests.contract.peer import Frame
 
 ZERO = "0" * 32
+TIME = "2026-08-01T12:00:00.000000+00:00"
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +226,27 @@ def test_retry_of_what_was_uncertain(run: Run) -> None:
     assert run.exchange(asked) == failure(asked["id"], "uncertain", duplicate=True)
     worker.quiet()
     assert commands(run)[-1]["status"] == "uncertain"
+
+
+def test_registry_is_bounded() -> None:
+    """Known commands are still answered, and a restart that failed can still be told."""
+    run = Run()
+    known = [f"{number:032x}" for number in range(4_095)]
+    with closing(sqlite3.connect(run.database)) as database, database:
+        rows = [(each, "abort", "reviewer", None, "accepted", TIME, TIME) for each in known]
+        database.executemany("INSERT INTO control_commands VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    with run:
+        team = run.team()
+        team["implementer"].begin("implementation")
+        run.accepted("restart", "implementer")
+        for action, message in (("send", "x"), ("abort", None), ("redeliver", None)):
+            asked = request(run, action=action, message=message, role="reviewer")
+            assert run.exchange(asked) == failure(asked["id"])
+        asked = abort(run, id=known[0], role="reviewer")
+        assert run.exchange(asked) == success(known[0], duplicate=True)
+        team["reviewer"].quiet()
+        run.accepted("restart_failed", "implementer")
+        assert len(commands(run)) == 4_097
 
 
 # send

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import stat
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 
 from tests.contract.orchpeer import CALLS, MAX_FRAME, USAGE, body, fresh_id
 from tests.contract.orchruns import Run
-from tests.contract.peer import Frame, compact, packed
+from tests.contract.peer import HANG, Frame, compact, packed
 
 INVALID = "invalid_protocol"
 ZERO = "0" * 32
@@ -182,6 +185,93 @@ def test_silent_connection_is_closed_after_the_handshake_time() -> None:
         worker.quiet()
         worker.lifecycle("active")
         observer.expect_seen(("lifecycle", "implementer", "active"))
+
+
+def test_connections_that_say_nothing_make_room(run: Run) -> None:
+    """The oldest of them, so that nobody can keep the others out."""
+    silent = [run.connect() for _ in range(40)]
+    run.worker("implementer").quiet()
+    for peer in silent[:8]:
+        peer.refused_silently()
+    last = silent[-1]
+    last.send(hello(run, role="probe", token=run.tokens["probe"]))
+    assert last.recv()["status"] == "connected"
+
+
+# The socket and the process.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_clean_end(number: int) -> None:
+    run = Run().start()
+    try:
+        mode = run.socket.stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
+        assert stat.S_IMODE(run.socket.parent.stat().st_mode) == 0o700
+        worker, observer = run.worker("implementer"), run.watch()
+        os.kill(run.pid, number)
+        worker.expect_eof()
+        observer.expect_eof()
+        assert run.stop() == 0
+        assert not run.socket.exists()
+        assert run.workflow() == ("connecting", 1)
+        assert not run.role("implementer")["connected"]
+        assert "Traceback" not in run.errors()
+    finally:
+        run.remove()
+
+
+def test_socket_that_was_left_behind() -> None:
+    run = Run().start()
+    try:
+        run.stop(signal.SIGKILL)
+        assert run.socket.exists()
+        run.start()
+        run.worker("implementer").quiet()
+        assert run.stop() == 0
+    finally:
+        run.remove()
+
+
+def test_something_else_in_the_sockets_place() -> None:
+    run = Run()
+    try:
+        run.socket.write_text("mine")
+        process = run.spawn()
+        out, _ = process.communicate(timeout=HANG)
+        assert process.returncode != 0 and out == b""
+        assert run.socket.read_text() == "mine"
+    finally:
+        run.remove()
+
+
+def test_second_broker_fails_and_the_first_goes_on() -> None:
+    with Run() as run:
+        worker = run.worker("implementer")
+        process = run.spawn()
+        out, _ = process.communicate(timeout=HANG)
+        assert process.returncode != 0 and out == b""
+        worker.quiet()
+        # The first one's address is still its own.
+        run.watch()
+
+
+# Nobody waits for a peer that does not read.
+
+
+def test_worker_that_does_not_read_delays_nobody() -> None:
+    with Run() as run:
+        team = run.team()
+        work = team["implementer"].begin("implementation")
+        message = "x" * 30_000
+        for _ in range(30):
+            run.send("reviewer", message)
+        team["implementer"].report(work)
+        reviewer = team["reviewer"]
+        for _ in range(30):
+            assert reviewer.context("operator_message", trigger=True)["content"] == message
+        reviewer.context("run_state")
+        reviewer.assignment("review")
 
 
 # Frames in pieces, and as large as they may be.

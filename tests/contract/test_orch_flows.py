@@ -30,9 +30,9 @@ def test_single_flow() -> None:
             assert "Make authentication sound." in text and "What was decided." in text
             assert f"Role: {role}" in text and f"Project: {run.project}" in text
         observer.expect_seen(("workflow", "active", 1))
-        assert not startup.exists()
         implementer, reviewer = workers["implementer"], workers["reviewer"]
         reviewer.quiet()
+        assert not startup.exists()
         work = implementer.assignment("implementation")
         assert "Make authentication sound." not in work["content"]
         row = run.role("implementer")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from tests.contract.orchpeer import BACK, Worker, body, evidence, lifecycles, review
 from tests.contract.orchruns import Run
 
@@ -273,3 +275,88 @@ def test_restart_that_failed_while_the_replacement_was_coming() -> None:
         assert run.workflow() == ("uncertain", 1)
         replacement.lifecycle("idle")
         assert run.role("implementer")["state"] == "uncertain"
+
+
+# The broker itself, which comes back with what its database knows and nothing else.
+
+
+def test_broker_that_comes_back_without_memory() -> None:
+    """Accepted work goes on; what only memory held is told to be missing."""
+    run = Run("probe").start()
+    try:
+        team = run.team()
+        team["probe"].do("probe", report=body("probe", summary="What the probe saw."))
+        work = team["implementer"].begin("implementation")
+        run.stop(signal.SIGKILL)
+        run.start()
+        assert run.workflow() == ("active", 1)
+        assert not run.rows("SELECT role FROM roles WHERE connected OR activity IS NOT NULL")
+        observer = run.observer()
+        snapshot = observer.observe()
+        assert (snapshot["state"], snapshot["report_count"], snapshot["report_replay_complete"]) == ("active", 1, False)
+        assert observer.replayed == []
+        reviewer, implementer = run.worker("reviewer"), run.worker("implementer")
+        again = implementer.assignment("implementation")
+        assert (again["id"], again["assignment_id"]) == (work["id"], work["assignment_id"])
+        run.declined("uncertain", "restart", "reviewer")
+        implementer.ack(again["id"], "duplicate")
+        implementer.report(again, body("implementer", changed_paths=["README.md"]))
+        text = evidence(reviewer, 1, "probe: run", "## implementer · round 1")
+        assert "What the probe saw." not in text
+        reviewer.do("review")
+        assert run.workflow() == ("ready", 1)
+    finally:
+        run.stop()
+        run.remove()
+
+
+def test_broker_that_comes_back_during_a_handover() -> None:
+    run = Run().start()
+    try:
+        run.team()["implementer"].begin("implementation")
+        run.accepted("restart", "implementer")
+        run.stop()
+        run.start()
+        assert (run.workflow(), run.role("implementer")["state"]) == (("uncertain", 1), "uncertain")
+        assert len(run.events("worker_handover_uncertain")) == 1
+    finally:
+        run.stop()
+        run.remove()
+
+
+def test_what_is_owed_outlives_the_broker() -> None:
+    run = Run().start()
+    try:
+        team = run.team()
+        run.leave(team["reviewer"])
+        team["implementer"].do("implementation")
+        run.stop(signal.SIGKILL)
+        run.start()
+        reviewer = run.worker("reviewer")
+        while reviewer.incoming()["type"] == "context":
+            pass
+        assert [row["kind"] for row in run.assignments("reviewer")] == ["review"]
+        reviewer.quiet()
+    finally:
+        run.stop()
+        run.remove()
+
+
+def test_run_that_had_not_begun_begins_with_the_next_broker() -> None:
+    run = Run().start()
+    try:
+        run.worker("reviewer")
+        run.stop(signal.SIGKILL)
+        run.start()
+        team = run.team()
+        team["implementer"].do("implementation")
+        review(team["reviewer"])
+        assert run.workflow() == ("ready", 1)
+        run.stop()
+        run.start()
+        assert run.workflow() == ("ready", 1)
+        for role in run.roles:
+            run.worker(role).quiet()
+    finally:
+        run.stop()
+        run.remove()

@@ -3,6 +3,7 @@
 
 Read-only to the letter: no side file, no lock that outlives the call, no changed time of modification, no migration.
 Every call opens the database, reads in one transaction and closes it again, so that no reader keeps the broker waiting.
+What a broker that was killed in the middle of a commit left is read from a short-lived copy, as it was before.
 """
 
 from __future__ import annotations
@@ -55,24 +56,69 @@ def command(path: str, id: str) -> rows.Command | None:
 def _opened(path: str) -> Iterator[tuple[apsw.Connection, int]]:
     """The database at `path`, in a transaction, and the version of its schema."""
     path = _resolved(path)
+    with _translated(), contextlib.ExitStack() as stack:
+        _check(path)
+        db = _connect(path, stack)
+        try:
+            version = _begin(db)
+        except apsw.ReadOnlyError:
+            # The writer died in a transaction. Only its successor may take back what it had written.
+            db.close()
+            db = _connect(_copy(path, stack), stack, apsw.SQLITE_OPEN_READWRITE)
+            version = _begin(db)
+        if wrong := schema.unsupported(version, schema.NEWEST_READABLE):
+            raise wrong
+        yield db, version
+
+
+def _connect(path: str, stack: contextlib.ExitStack, access: int = apsw.SQLITE_OPEN_READONLY) -> apsw.Connection:
+    db = apsw.Connection(path, flags=access | apsw.SQLITE_OPEN_NOFOLLOW)
+    stack.callback(db.close)
+    db.set_busy_timeout(BUSY_TIMEOUT_MS)
+    db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    return db
+
+
+def _begin(db: apsw.Connection) -> int:
+    db.execute("BEGIN")
+    return schema.version_of(db)
+
+
+def _copy(path: str, stack: contextlib.ExitStack) -> str:
+    """A private copy of the database and of the journal that says how to take back what is half written.
+
+    It lies in memory where the system offers that, and goes with `stack`. Raises Refusal where a writer came up.
+    """
+    import tempfile  # rarely needed, and heavy
+
+    names = [path, path + "-journal"]
+    parents = [os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
+    parent = next((p for p in parents if p and os.access(p, os.W_OK)), None)
+    try:
+        directory = paths.realpath(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
+        before = [_state(name) for name in names]
+        for name in names:
+            with open(name, "rb") as source, open(paths.join(directory, paths.basename(name)), "xb") as target:
+                target.write(source.read())
+        if [_state(name) for name in names] != before:
+            raise Refusal(contract.Code.BROKER_NOT_READY, BUSY)
+    except OSError as error:
+        raise Refusal(contract.Code.BROKER_NOT_READY, BUSY) from error
+    return paths.join(directory, paths.basename(path))
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    found = os.lstat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check(path: str) -> None:
     try:
         found = os.lstat(path)
     except OSError as error:
         raise Refusal(contract.Code.BROKER_NOT_READY, UNAVAILABLE) from error
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         raise Refusal(contract.Code.ERROR, "Broker database path is unsafe")
-    with _translated():
-        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_NOFOLLOW)
-        try:
-            db.set_busy_timeout(BUSY_TIMEOUT_MS)
-            db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-            db.execute("BEGIN")
-            version = schema.version_of(db)
-            if wrong := schema.unsupported(version, schema.NEWEST_READABLE):
-                raise wrong
-            yield db, version
-        finally:
-            db.close()
 
 
 def _resolved(path: str) -> str:
@@ -88,9 +134,6 @@ def _translated() -> Iterator[None]:
     except schema.SchemaError as error:
         raise Refusal(contract.Code.ERROR, error.text) from error
     except (apsw.BusyError, apsw.LockedError) as error:
-        raise Refusal(contract.Code.BROKER_NOT_READY, BUSY) from error
-    except apsw.ReadOnlyError as error:
-        # The writer died in a transaction. Only its successor may take back what it had written.
         raise Refusal(contract.Code.BROKER_NOT_READY, BUSY) from error
     except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
         raise Refusal(contract.Code.ERROR, "Broker database is damaged") from error

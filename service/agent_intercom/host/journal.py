@@ -106,7 +106,7 @@ class Event(Enum):
         "d1559a32eec94295827fdbc0f4a6a9c2",
         WARNING,
         "Session disconnected because it does not read",
-        {"session": ID, "connection": INT},
+        {"session": ID},
     )
     SENDER_PAUSED = Definition(
         "10608904b1d748998115e33af0f3bb7d",
@@ -165,6 +165,12 @@ class Event(Enum):
         ERROR,
         "Run cannot be served, every request is refused",
         {"code": CODE},
+    )
+    PEER_NOT_READING = Definition(
+        "c7d40b8e52a1469c93f6e0b7a4d8125f",
+        WARNING,
+        "Peer disconnected because it does not read",
+        {"connection": INT},
     )
     WORKER_REFUSED = Definition(
         "6bd21e0f9a3847c5b0e4f7a8d1c95e32",

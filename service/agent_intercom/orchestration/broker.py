@@ -193,7 +193,7 @@ class Broker:
 
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
         if reason == "not-reading":
-            self._journal.emit(Event.SLOW_READER_DISCONNECTED, connection=connection.number)
+            self._journal.emit(Event.PEER_NOT_READING, connection=connection.number)
         self._forget(connection.number)
         self._tape.record(inputs.CLOSED, connection.number, now)
         self._engine.closed(connection.number, now)

@@ -135,16 +135,17 @@ def test_asks_go_from_the_seat_and_a_late_reply_arrives_there(shell: Shell) -> N
         assert (late["text"], late["replyTo"]) == ("late", got["message"]["id"])
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("watched", [False, True])
-def test_an_interrupted_ask_is_taken_back(shell: Shell, watched: bool) -> None:
+def test_an_interrupted_ask_is_taken_back(shell: Shell, watched: bool, number: signal.Signals) -> None:
     agent = shell.broker.join(fresh(), shell.scope, name="agent")
     with shell.watch() if watched else nullcontext(), shell.popen("ask", "agent", "?") as process:
         got = until(agent, "message")
         agent.send({"type": "message_received", "deliveryId": got["deliveryId"]})
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert until(agent, "ask_cancelled")["messageId"] == got["message"]["id"]
         process.communicate(timeout=HANG)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
 
 
 def test_a_reply_without_a_watch_comes_from_the_seat(shell: Shell) -> None:

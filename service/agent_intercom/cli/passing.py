@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
+from agent_intercom.cli import signals
 from agent_intercom.cli.exits import JsonObject
 from agent_intercom.cli.operations import Outcome, perform
 from agent_intercom.cli.place import MODEL, Place, ephemeral_id, ephemeral_name
@@ -20,12 +22,36 @@ START_SECONDS: Final = 3.0
 
 def carry_out(place: Place, request: JsonObject) -> Outcome:
     """Register as an ephemeral session, carry `request` out and leave. Raises ClientError where registering fails."""
-    return asyncio.run(_carry_out(place, request))
+    return _run(_carry_out(place, request))
 
 
 def carry_out_as_seat(place: Place, seat: Seat, request: JsonObject) -> Outcome:
     """The same as the seat, which this process must hold. What arrives meanwhile goes to the seat's inbox."""
-    return asyncio.run(_carry_out_as_seat(place, seat, request))
+    return _run(_carry_out_as_seat(place, seat, request))
+
+
+def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Run `work`; a signal cancels it, as the event loop does for SIGINT alone. Raises Ended."""
+    told: list[int] = []
+
+    async def until_told() -> Outcome:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end(number: int) -> None:
+            told.append(number)
+            task.cancel()
+
+        for number in signals.heeded():
+            loop.add_signal_handler(number, end, number)
+        return await work
+
+    try:
+        return asyncio.run(until_told())
+    except asyncio.CancelledError:
+        if told:
+            raise signals.Ended(told[0]) from None
+        raise
 
 
 def _patience(request: JsonObject) -> float:

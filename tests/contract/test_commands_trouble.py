@@ -6,13 +6,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import threading
+from contextlib import suppress
 
 import pytest
 
 from agent_intercom.cli import status
 from agent_intercom.cli.main import main
 from agent_intercom.intercom.client_errors import ClientError
-from tests.contract.brokers import Broker
+from tests.contract.brokers import Broker, Home
 from tests.contract.conftest import StartBroker
 from tests.contract.peer import HANG, fresh
 from tests.contract.shell import Shell, until
@@ -54,6 +57,8 @@ def test_take_over_says_whom_it_disconnects(start: StartBroker) -> None:
     foreign = start({})
     shell = Shell(foreign)
     agent = foreign.join(fresh(), None, name="agent")
+    # One that the directory does not name as its owner is of another make.
+    (foreign.home.intercom / "broker.owner").unlink()
     code, found = shell.json("doctor", "--take-over")
     assert code == 0
     assert found["endedPid"] == foreign.pid
@@ -66,13 +71,74 @@ def test_take_over_says_whom_it_disconnects(start: StartBroker) -> None:
     assert shell.json("watch")[0] == 3
 
 
-@pytest.mark.parametrize("command", [("list",), ("send", "a", "b"), ("watch",), ("status",), ("whoami",)])
+def test_a_healthy_broker_in_the_foreground_is_not_taken_over(shell: Shell) -> None:
+    code, found = shell.json("doctor", "--take-over")
+    assert (code, found["error"]["code"]) == (1, "NOT_FOREIGN")
+    assert str(shell.broker.pid) in found["error"]["text"]
+    assert f"kill {shell.broker.pid}" in found["error"]["hint"]
+    assert shell.json("list")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "exit_code"),
+    [(None, "CONNECTION_LOST", 3), (b"220 ready\r\n", "INCOMPATIBLE", 5)],
+)
+def test_a_listener_that_is_no_broker_is_the_same_to_every_command(
+    answer: bytes | None, code: str, exit_code: int
+) -> None:
+    home = Home()
+    home.intercom.mkdir(parents=True, mode=0o700)
+    shell = Shell(Broker(home))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(home.socket))
+        listener.listen(16)
+        serving = threading.Thread(target=serve_nonsense, args=(listener, answer))
+        serving.start()
+        try:
+            said = [shell.json(*command) for command in (("status",), ("list",), ("send", "a", "b"), ("watch",))]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            serving.join()
+            home.remove()
+    assert [(found[0], found[1]["error"]["code"]) for found in said] == [(exit_code, code)] * 4
+    words = {found[1]["error"]["text"].replace(f" (process {os.getpid()})", "") for found in said}
+    assert len(words) == 1
+
+
+def serve_nonsense(listener: socket.socket, answer: bytes | None) -> None:
+    """Give every connection `answer`, or nothing, and close it."""
+    while True:
+        try:
+            peer, _ = listener.accept()
+        except OSError:
+            return
+        with peer, suppress(OSError):
+            if answer is not None:
+                peer.sendall(answer)
+                peer.recv(65_536)
+
+
+@pytest.mark.parametrize("command", [("list",), ("send", "a", "b"), ("status",)])
+def test_on_an_island_the_way_out_is_the_island_s(command: tuple[str, ...]) -> None:
+    home = Home()
+    try:
+        code, found = Shell(Broker(home)).json(*command)
+        assert (code, "intercom setup" in found["error"]["hint"]) == (3, True)
+        assert "systemctl" not in found["error"]["hint"]
+    finally:
+        home.remove()
+
+
+TALKING = [("list",), ("send", "a", "b"), ("ask", "a", "b"), ("watch",), ("status",), ("whoami",), ("pending",)]
+
+
+@pytest.mark.parametrize("command", [*TALKING, ("reply", "a")])
 def test_an_invalid_scope_stops_every_command_that_connects(broker: Broker, command: tuple[str, ...]) -> None:
     shell = Shell(broker)
     code, out, err = shell.run(*command, AGENT_INTERCOM_SCOPE_ID="s3cret")
     assert code == 2
     assert "s3cret" not in out + err
-    assert "AGENT_INTERCOM_SCOPE_ID" in err
+    assert err.startswith("intercom: AGENT_INTERCOM_SCOPE_ID is invalid: 16 to 128 characters of A-Z a-z 0-9 _ -")
 
 
 def test_a_reader_that_goes_away_is_no_fault(shell: Shell) -> None:
@@ -134,7 +200,8 @@ def test_status_says_who_does_not_answer(start: StartBroker) -> None:
         code, found = Shell(broker).json("status")
     finally:
         os.kill(broker.pid, signal.SIGCONT)
-    assert (code, found["broker"]["state"], found["broker"]["listenerPid"]) == (3, "unreachable", broker.pid)
+    assert (code, found["broker"]["state"], found["broker"]["listenerPid"]) == (4, "unreachable", broker.pid)
+    assert found["error"]["code"] == "TIMEOUT"
     assert str(broker.pid) in found["error"]["text"]
     assert f"kill -KILL {broker.pid}" in found["error"]["hint"]
 

@@ -107,11 +107,12 @@ def test_the_brokers_status_line_is_understood() -> None:
 @pytest.mark.parametrize(
     ("probe", "active", "state", "hint"),
     [
-        (Probe("absent"), True, "fail", "intercom broker"),
+        (Probe("absent"), True, "fail", "intercom setup --undo"),
         (Probe("unreachable"), True, "fail", "permissions"),
         (Probe("compatible", True, MANAGER, os.geteuid()), True, "ok", ""),
         (Probe("unreachable", True, MANAGER, os.geteuid()), True, "fail", "restart intercom.service"),
         (Probe("incompatible", True, MANAGER, os.geteuid()), True, "fail", "restart intercom.service"),
+        (Probe("unreachable", True, 99, os.geteuid(), "other"), True, "fail", "--take-over"),
         (Probe("compatible", True, 99, os.geteuid()), False, "warn", "intercom broker"),
         (Probe("compatible", True, 99, os.geteuid()), True, "fail", "--take-over"),
         (Probe("incompatible", True, 99, os.geteuid()), False, "fail", "--take-over"),
@@ -138,6 +139,40 @@ def test_where_the_agents_of_this_shell_look(tmp_path: Path, monkeypatch: pytest
     assert by_name(list(checks.agent_directory(moved)))["agent-directory"].state == "ok"
     monkeypatch.delenv("PI_CODING_AGENT_DIR")
     assert "setup --undo" in by_name(list(checks.agent_directory(moved)))["agent-directory"].way_out
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        (Probe("unreachable", True, 99), "TIMEOUT", "does not answer in time"),
+        (Probe("unreachable", True, 99, heard="closed"), "CONNECTION_LOST", "closed the connection without an answer"),
+        (Probe("unreachable", True, 99, heard="other"), "INCOMPATIBLE", "does not speak pi-intercom version 4"),
+        (Probe("incompatible", True, 99), "INCOMPATIBLE", "does not speak pi-intercom version 4"),
+    ],
+)
+def test_a_listener_is_judged_in_the_words_of_the_client(found: Probe, code: str, words: str) -> None:
+    said = status.verdict(found)
+    assert (said.code, words in said.text, "99" in said.text) == (code, True, True)
+
+
+def test_where_nobody_listens_the_path_and_one_way_out_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "probe", lambda address, timeout: Probe("absent"))
+    compat = f"{tmp_path}/.pi/agent/intercom/broker.sock"
+
+    def told(found: Units) -> Check:
+        check = by_name(list(checks.addresses(found, checks.hear())))["compatibility-path"]
+        assert "broker.sock" in check.text
+        return check
+
+    there = units(intercom_socket={"ActiveState": "inactive", "Listen": [("Stream", compat)]})
+    assert told(there).text == f"nobody listens at {compat}"
+    assert checks.START_COMMAND in told(there).way_out
+    assert "make install" in told(units(intercom_socket=None)).way_out
+    monkeypatch.setenv("PI_CODING_AGENT_DIR", "/island")
+    elsewhere = told(there).way_out
+    assert elsewhere == f"intercom setup && {checks.RELOAD}; or `intercom broker`"
 
 
 def test_a_broker_in_the_foreground_needs_no_canonical_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +233,7 @@ def test_an_invalid_scope_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_INTERCOM_SCOPE_ID", "tiny")
     found = by_name(list(checks.environment()))
     assert found["scope"].state == "fail"
+    assert "16 to 128 characters" in found["scope"].text
     assert "AGENT_INTERCOM_SCOPE_ID" in found["scope"].way_out
 
 

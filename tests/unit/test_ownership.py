@@ -222,7 +222,48 @@ def test_the_gateway_says_remote(short: Path) -> None:
 )
 def test_unreachable_but_listening(short: Path, answer: Answer) -> None:
     with broker(short / "s", answer):
-        assert ownership.probe(str(short / "s"), timeout=0.1) == Probe("unreachable", True, os.getpid(), os.geteuid())
+        found = ownership.probe(str(short / "s"), timeout=0.1)
+        assert found._replace(heard="") == Probe("unreachable", True, os.getpid(), os.geteuid())
+
+
+@pytest.mark.parametrize(
+    ("answer", "heard"),
+    [
+        (lambda frame: [{"type": "error", "error": "x"}], "other"),
+        (lambda frame: [b"not json"], "other"),
+        (lambda frame: b"220 ready\r\n", "other"),
+    ],
+)
+def test_what_says_something_else_is_told_from_what_is_silent(short: Path, answer: Answer, heard: str) -> None:
+    with broker(short / "s", answer):
+        assert ownership.probe(str(short / "s"), timeout=20.0).heard == heard
+    with broker(short / "t", lambda frame: None):
+        assert ownership.probe(str(short / "t"), timeout=0.05).heard == ""
+
+
+def test_what_closes_is_told_from_what_is_silent(short: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short / "s"))
+        listener.listen()
+
+        def close() -> None:
+            listener.accept()[0].close()
+
+        closing = threading.Thread(target=close)
+        closing.start()
+        assert ownership.probe(str(short / "s"), timeout=20.0).heard == "closed"
+        closing.join()
+
+
+def test_a_status_file_of_another_process_makes_no_broker_ours(intercom: Path, other: int) -> None:
+    ownership.acquire_owner(str(intercom), other)
+    assert not ownership.self_bound(str(intercom), other)
+    ownership.write_status(str(intercom), "1 session")
+    assert ownership.self_bound(str(intercom), other)
+    assert not ownership.self_bound(str(intercom), os.getpid())
+    assert not ownership.self_bound(str(intercom), None)
+    os.utime(intercom / "broker.status", (1, 1))
+    assert not ownership.self_bound(str(intercom), other)
 
 
 def test_a_listener_whose_backlog_is_full_listens(short: Path) -> None:

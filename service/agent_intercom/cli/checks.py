@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from agent_intercom.cli.exits import CommandError, JsonObject, way_out
-from agent_intercom.cli.place import chosen_session_id, here
+from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, chosen_session_id, file_system, here
 from agent_intercom.cli.setup import RELOAD
-from agent_intercom.cli.status import degraded, not_answering
+from agent_intercom.cli.status import degraded, verdict
 from agent_intercom.cli.systemd import Manager, ManagerUnreachable, lingering
 from agent_intercom.intercom import contract, ownership, paths
 from agent_intercom.intercom.foreign import (
@@ -34,7 +34,6 @@ PATIENCE: Final = 3.0
 """Seconds that an address gets to answer: a first start on a cold, busy machine takes longer than a client waits."""
 
 _LIMITS_HIT: Final = {"start-limit-hit", "trigger-limit-hit", "service-start-limit-hit"}
-_MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
 
 _DEGRADED: Final = {
     "CONFIG_INVALID": "run `intercom config check` and correct the settings",
@@ -106,7 +105,8 @@ def environment() -> Iterator[Check]:
     try:
         here()
     except CommandError as error:
-        yield Check("scope", "fail", "AGENT_INTERCOM_SCOPE_ID is invalid, so no command connects", way_out(error.code))
+        text = f"{error}; commands that talk refuse to start"
+        yield Check("scope", "fail", text, way_out(error.code))
     try:
         chosen_session_id()
     except CommandError as error:
@@ -124,7 +124,7 @@ def environment() -> Iterator[Check]:
     kind = file_system(runtime)
     if kind is None:
         yield Check("runtime-directory", "unknown", "the file system of XDG_RUNTIME_DIR cannot be told")
-    elif kind in _MEMORY_FILE_SYSTEMS:
+    elif kind in MEMORY_FILE_SYSTEMS:
         yield Check("runtime-directory", "ok", "XDG_RUNTIME_DIR is in memory")
     else:
         hint = "set XDG_RUNTIME_DIR to a directory in memory, such as /run/user/UID"
@@ -180,7 +180,7 @@ def addresses(found: Units, heard: dict[str, Heard]) -> Iterator[Check]:
             yield _address("compatibility-path", address, who, took, found)
             continue
         alone = heard[compat].probe
-        if who.state == "absent" and alone.state in {"compatible", "unreachable"} and foreground(alone):
+        if who.state == "absent" and not alone.heard and alone.state != "incompatible" and foreground(alone):
             text = "nobody listens, as it has to be: a broker in the foreground has the compatibility path only"
             yield Check("canonical-path", "ok", text, details=_details(who, took))
         else:
@@ -192,18 +192,14 @@ def agent_directory(found: Units) -> Iterator[Check]:
     unit = found.units.get("intercom.socket")
     if unit is None:
         return
-    listening = [str(address) for _, address in unit.get("Listen", [])]
-    wanted = paths.compat_socket(os.environ)
-    if wanted in listening:
+    if paths.compat_socket(os.environ) in _listening(unit):
         yield Check("agent-directory", "ok", "the socket unit listens where agents of this shell look")
         return
     if paths.island(os.environ):
         text = "PI_CODING_AGENT_DIR is set here, and the socket unit listens elsewhere: agents of this shell are alone"
-        hint = f"intercom setup && {RELOAD}"
     else:
         text = "PI_CODING_AGENT_DIR is not set here and the socket unit listens for one that sets it"
-        hint = f"set PI_CODING_AGENT_DIR here too, or: intercom setup --undo && {RELOAD}"
-    yield Check("agent-directory", "fail", text, hint)
+    yield Check("agent-directory", "fail", text, _move())
 
 
 def foreground(found: Probe) -> bool:
@@ -218,9 +214,8 @@ def owner_file(found: Units) -> Iterator[Check]:
     if owner is None or not is_manager(owner):
         return
     unit = found.units.get("intercom.socket")
-    listening = [str(address) for _, address in (unit or {}).get("Listen", [])]
     active = unit is not None and unit.get("ActiveState") in {"active", "activating"}
-    if found.problem or (active and paths.compat_socket(os.environ) in listening):
+    if found.problem or (active and paths.compat_socket(os.environ) in _listening(unit or {})):
         return
     text = "broker.owner names the service manager, which does not listen there: no other broker can start"
     yield Check("owner-file", "fail", text, f"rm {os.path.join(directory, ownership.OWNER)}")
@@ -237,21 +232,6 @@ def login() -> Iterator[Check]:
         case None:
             yield Check("lingering", "unknown", "cannot be told on this system")
     yield _journal()
-
-
-def file_system(path: str) -> str | None:
-    """The type of the file system that `path` is on (proc_pid_mountinfo(5)), or None."""
-    try:
-        device = os.stat(path).st_dev
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            for line in mounts:
-                fields = line.split()
-                if fields[2] == wanted:
-                    return fields[fields.index("-") + 1]
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
 
 
 _INSTALL: Final = "install the units: make install, or make install-user"
@@ -289,39 +269,56 @@ def _address(name: str, address: str, found: Probe, took: int, units: Units) -> 
         return Check(name, "fail", text, way_out("PATH_TOO_LONG"), details)
     if found.state == "absent":
         state: State = "fail" if name == "compatibility-path" else "warn"
-        return Check(name, state, "nobody listens", START_COMMAND + ", or `intercom broker`", details)
+        return Check(name, state, f"nobody listens at {address}", _start(name, address, units), details)
     if not found.listening:
         return Check(name, "fail", "cannot be reached", "see the permissions of the directory", details)
     if found.uid is not None and found.uid != os.geteuid():
         return Check(name, "fail", "another user's process listens", "find out who made the directory", details)
-    return _listener(name, found, units, details)
+    return _listener(name, address, found, units, details)
 
 
-def _listener(name: str, found: Probe, units: Units, details: JsonObject) -> Check:
-    ours = is_manager(found.pid) and units.manager_pid in {None, found.pid}
-    if found.state == "compatible" and ours and details["answerMs"] > PROBE_SECONDS * 1000:
-        text = (
-            f"the broker answers after {details['answerMs']} ms; existing clients wait one second, then start their own"
-        )
-        return Check(
-            name, "warn", text, "a first start may take long; otherwise look for what loads the machine", details
-        )
-    if found.state == "unreachable":
-        return Check(name, "fail", *not_answering(found), details)
-    if found.state == "compatible" and ours:
-        return Check(name, "ok", "systemd listens and the broker answers", details=details)
-    if ours:
-        hint = "journalctl --user -u intercom.service; systemctl --user restart intercom.service"
-        return Check(
-            name, "fail", f"systemd listens, and the broker gives no proper answer ({found.state})", hint, details
-        )
+def _start(name: str, address: str, units: Units) -> str:
+    """What to do where nobody listens at `address`."""
+    alone = "or `intercom broker`"
+    unit = units.units.get("intercom.socket")
+    if unit is None and not units.problem:
+        return f"{_INSTALL}; {alone}"
+    if unit is not None and name == "compatibility-path" and address not in _listening(unit):
+        return f"{_move()}; {alone}" if paths.island(os.environ) else _move()
+    return f"{START_COMMAND}, {alone}"
+
+
+def _listening(unit: dict[str, Any]) -> list[str]:
+    return [str(address) for _, address in unit.get("Listen", [])]
+
+
+def _move() -> str:
+    """How the socket unit and the agents of this shell come to look at the same place."""
+    if paths.island(os.environ):
+        return f"intercom setup && {RELOAD}"
+    return f"set PI_CODING_AGENT_DIR here too, or: intercom setup --undo && {RELOAD}"
+
+
+def _listener(name: str, address: str, found: Probe, units: Units, details: JsonObject) -> Check:
+    if found.state != "compatible":
+        _, text, hint = verdict(found)
+        return Check(name, "fail", text, hint, details)
+    if is_manager(found.pid) and units.manager_pid in {None, found.pid}:
+        took = details["answerMs"]
+        if took <= PROBE_SECONDS * 1000:
+            return Check(name, "ok", "systemd listens and the broker answers", details=details)
+        text = f"the broker answers after {took} ms; existing clients wait one second, then start their own"
+        hint = "a first start may take long; otherwise look for what loads the machine"
+        return Check(name, "warn", text, hint, details)
+    ours = ownership.self_bound(os.path.dirname(address), found.pid)
+    what = "`intercom broker` runs in the foreground" if ours else "a broker that systemd did not start listens"
     who = f"process {found.pid}" if found.pid else "an unknown process"
-    active = (units.units.get("intercom.socket") or {}).get("ActiveState") == "active"
-    if found.state == "compatible" and not active:
-        text = f"a broker that systemd did not start listens ({who})"
-        return Check(name, "warn", text, "fine for `intercom broker`; otherwise: intercom doctor --take-over", details)
-    kind = "a foreign broker" if found.state == "compatible" else "something that is not this protocol"
-    return Check(name, "fail", f"{kind} listens ({who})", "intercom doctor --take-over", details)
+    if (units.units.get("intercom.socket") or {}).get("ActiveState") == "active":
+        text = f"{what} where systemd should ({who})"
+        return Check(name, "fail", text, "intercom doctor --take-over", details)
+    end = f"end it (Ctrl-C, or kill {found.pid})" if ours else "intercom doctor --take-over"
+    hint = f"fine for `intercom broker`; to have systemd start it: {end}; then: {START_COMMAND}"
+    return Check(name, "warn", f"{what} ({who})", hint, details)
 
 
 def _journal() -> Check:

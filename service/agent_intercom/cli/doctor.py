@@ -14,7 +14,7 @@ from agent_intercom.cli import checks, output
 from agent_intercom.cli.checks import Check
 from agent_intercom.cli.exits import DEGRADED, OK, CommandError
 from agent_intercom.cli.sockdiag import Connection, DiagnosisUnavailable, look
-from agent_intercom.intercom import paths
+from agent_intercom.intercom import ownership, paths
 from agent_intercom.intercom.foreign import OwnershipError, Probe, foreign_sessions, is_manager, probe, take_over
 
 SECOND_LOOK: Final = 0.3
@@ -120,10 +120,15 @@ def _addresses() -> list[str]:
 def _take_over(options: argparse.Namespace) -> int:
     """Say whom a foreign broker serves, then ask it to end."""
     address, found = _foreign()
+    ours = ownership.self_bound(os.path.dirname(address), found.pid)
+    if ours and found.state == "compatible" and not _in_the_way():
+        text = f"process {found.pid} is an `intercom broker` in the foreground that is well, and in nobody's way"
+        hint = f"To end it: Ctrl-C in its terminal, or kill {found.pid}."
+        raise CommandError("NOT_FOREIGN", text, hint=hint)
     sessions = foreign_sessions(address)
     shown = None if sessions is None else [{"id": session_id, "name": name} for session_id, name in sessions]
     if not options.json:
-        for line in _holds(found, sessions):
+        for line in _holds(found, sessions, ours):
             output.emit(line)
     try:
         ended = take_over(address)
@@ -145,8 +150,16 @@ def _foreign() -> tuple[str, Probe]:
     raise CommandError("NOTHING_TO_TAKE_OVER", "no foreign broker listens at our addresses")
 
 
-def _holds(found: Probe, sessions: list[tuple[str, str]] | None) -> Iterator[str]:
-    yield f"a {found.state if found.state != 'unreachable' else 'silent'} listener, process {found.pid or 'unknown'}"
+def _in_the_way() -> bool:
+    """Whether the socket unit would listen if it could: it is active, or its start was refused."""
+    unit = checks.ask_manager().units.get("intercom.socket")
+    return unit is not None and unit.get("ActiveState") in {"active", "activating", "failed"}
+
+
+def _holds(found: Probe, sessions: list[tuple[str, str]] | None, ours: bool) -> Iterator[str]:
+    kind = "no proper" if found.state == "unreachable" else f"a {found.state}"
+    what = "an `intercom broker` in the foreground" if ours else f"{kind} broker"
+    yield f"process {found.pid or 'unknown'} listens, {what}"
     if sessions is None:
         yield "which sessions it holds cannot be told; they will be disconnected"
         return

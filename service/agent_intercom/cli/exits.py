@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
@@ -13,6 +14,9 @@ UNREACHABLE: Final = 3
 TIMED_OUT: Final = 4
 INCOMPATIBLE: Final = 5
 DEGRADED: Final = 6
+SIGNALLED: Final = 128
+"""And the number of the signal: what a shell says of a process that a signal ended."""
+
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
@@ -48,7 +52,7 @@ _BY_CODE: Final = {
 }
 
 _WAYS_OUT: Final = {
-    "SCOPE_INVALID": "Set AGENT_INTERCOM_SCOPE_ID to 16 to 128 characters of A-Z a-z 0-9 _ -, or unset it.",
+    "SCOPE_INVALID": "Correct or unset AGENT_INTERCOM_SCOPE_ID.",
     "PATH_TOO_LONG": "Shorten PI_CODING_AGENT_DIR, or without it HOME and XDG_RUNTIME_DIR.",
     "BROKER_UNREACHABLE": "Run `systemctl --user start intercom.socket intercom-gateway.socket` (no such units: "
     "`make install-user`), or `intercom broker`; `intercom doctor` tells more.",
@@ -64,6 +68,12 @@ _WAYS_OUT: Final = {
     "AMBIGUOUS_TARGET": "`intercom list` shows the ids.",
     "INVALID_REPLY_TARGET": "It was answered, cancelled or has expired; `intercom send` still works.",
 }
+
+
+_SET_UP: Final = (
+    "PI_CODING_AGENT_DIR is set, and the units listen elsewhere before `intercom setup` was run: run it, or "
+    "`intercom broker`; `intercom doctor` tells more."
+)
 
 
 class CommandError(Exception):
@@ -95,6 +105,10 @@ def exit_for(code: str) -> int:
 
 def way_out(code: str) -> str:
     """What to do about an error code, or an empty string."""
+    if code == "BROKER_UNREACHABLE" and os.environ.get("PI_CODING_AGENT_DIR", "").strip():
+        from agent_intercom.cli.setup import is_set_up
+
+        return _WAYS_OUT[code] if is_set_up() else _SET_UP
     return _WAYS_OUT.get(code, "")
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
 from agent_intercom import __version__
-from agent_intercom.cli.exits import BROKEN_PIPE, INTERRUPTED, CommandError, epilog
+from agent_intercom.cli.exits import BROKEN_PIPE, INTERRUPTED, REFUSED, SIGNALLED, USAGE, CommandError, epilog
+from agent_intercom.cli.signals import Ended, raising
 from agent_intercom.intercom.client_errors import ClientError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -34,15 +35,27 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code (see `exits.MEANINGS`)."""
+    from agent_intercom.cli import output
+
     arguments = list(sys.argv[1:] if argv is None else argv)
+    closed = output.prepare()
+    if "stdout" in closed and arguments[:1] != ["broker"]:
+        output.complain("standard output is closed; nothing was done")
+        return USAGE
     try:
-        code = _run(arguments)
+        with raising():
+            code = _run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Python would complain once more when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.silence()
         return BROKEN_PIPE
+    except OSError as error:
+        output.silence()
+        output.complain(f"standard output cannot be written: {os.strerror(error.errno or 0)}")
+        return REFUSED
+    except Ended as error:
+        return SIGNALLED + error.number
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -50,15 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from agent_intercom.cli import output
 
-    output.prepare()
     try:
-        options, rest = build_parser().parse_known_args(_json_last(arguments))
+        options, rest = build_parser().parse_known_args(_ordered(arguments))
         if rest:
             raise CommandError("USAGE", f"unrecognized: {' '.join(rest)} (see `intercom {options.name} --help`)")
         command: Command = options.command
         return _translated(command, options)
     except CommandError as error:
-        if error.code == "USAGE" and error.hint is None and _dashed(arguments):
+        if error.code == "USAGE" and error.hint is None and _dashed(arguments) and "--timeout" not in str(error):
             error.hint = "Put -- before a text that begins with a dash."
         if "--json" in arguments[: arguments.index("--") if "--" in arguments else None]:
             output.emit(output.json_line(error.result()))
@@ -67,8 +79,10 @@ def _run(arguments: list[str]) -> int:
         return error.exit_code
 
 
-def _json_last(arguments: list[str]) -> list[str]:
-    """Let `--json` be said in front of the command too."""
+def _ordered(arguments: list[str]) -> list[str]:
+    """Let `--json` be said in front of the command too, and `help` instead of `--help`."""
+    if arguments[:1] == ["help"]:
+        return [*arguments[1:2], "--help"]
     if arguments[:1] == ["--json"] and len(arguments) > 1:
         return [arguments[1], "--json", *arguments[2:]]
     return arguments
@@ -165,7 +179,8 @@ def _add_talking(add: Add) -> None:
         help="the answer, behind the ask that it is for where several wait; - reads standard input",
     )
 
-    add("watch", _watch, "hold this user's seat and show what happens", "intercom watch --json")
+    watching = add("watch", _watch, "hold this user's seat and show what happens", "intercom watch --json")
+    watching.add_argument("--all", action="store_true", help="show sessions too that come and go with a command")
     add("whoami", _talk("whoami"), "print the full session id of this user's seat", "intercom whoami")
 
 
@@ -177,7 +192,7 @@ def _add_tending(add: Add) -> None:
         _broker,
         "run the broker in the foreground",
         "AGENT_INTERCOM_IDLE_EXIT_MS=3600000 intercom broker",
-        "01",
+        "012",
         json=False,
     )
     running.description = (
@@ -195,11 +210,12 @@ def _add_tending(add: Add) -> None:
         help="tell what is wrong with the settings, or show every one",
     )
 
-    doctor = add("doctor", _doctor, "look for what is wrong and tell the way out", "intercom doctor", "016")
+    doctor = add("doctor", _doctor, "look for what is wrong and tell the way out", "intercom doctor", "0126")
     doctor.add_argument(
         "--take-over",
         action="store_true",
-        help="ask a foreign broker at our address to end, after telling whom it serves",
+        help="ask a foreign broker at our address to end, after telling whom it serves; foreign is what systemd did "
+        "not start, a healthy `intercom broker` only where it keeps intercom.socket from listening",
     )
 
     setup = add(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,12 +11,28 @@ from typing import Any
 from agent_intercom.cli.exits import JsonObject
 
 
-def prepare() -> None:
-    """Let nothing that a peer wrote make printing fail."""
+def prepare() -> set[str]:
+    """Let nothing that a peer wrote make printing fail. Returns the names of standard streams that were closed.
+
+    Something else takes their place, or what is opened next would get their descriptors, and what is printed with them.
+    """
+    closed = {name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None}
+    while closed and (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    if closed:
+        os.close(descriptor)
+    for name in closed - {"stdin"}:
+        setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+    return closed
+
+
+def silence() -> None:
+    """Throw away what is not written yet: Python would complain once more when it flushes at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:

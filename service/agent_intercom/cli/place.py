@@ -19,6 +19,7 @@ SESSION_NAME_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_NAME"
 MODEL: Final = "human"
 EPHEMERAL_PREFIX: Final = "cli-"
 COMMAND_SUFFIX: Final = " (command)"
+MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs"}
 
 _NAME_LENGTH: Final = 120
 """Characters that fit a session's name with the suffix, whatever they are (contract section 2.1)."""
@@ -74,6 +75,11 @@ def ephemeral_name(place: Place) -> str:
     return place.name[:_NAME_LENGTH] + COMMAND_SUFFIX
 
 
+def passing(session_id: str) -> bool:
+    """Whether this looks like the id of a session that lives as long as one command."""
+    return session_id.startswith(EPHEMERAL_PREFIX)
+
+
 def chosen_session_id(environ: Mapping[str, str] | None = None) -> str | None:
     """The id that AGENT_INTERCOM_SESSION_ID asks for (contract section 9.1), or None. Raises CommandError."""
     environ = os.environ if environ is None else environ
@@ -117,11 +123,27 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
     return directory
 
 
+def file_system(path: str) -> str | None:
+    """The type of the file system that `path` is on (proc_pid_mountinfo(5)), or None."""
+    try:
+        device = os.stat(path).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                fields = line.split()
+                if fields[2] == wanted:
+                    return fields[fields.index("-") + 1]
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
 def _scope(environ: Mapping[str, str]) -> str | None:
     try:
         return parse_scope(environ.get(SCOPE_ENVIRONMENT))
     except ValueError:
-        raise CommandError("SCOPE_INVALID", "Registration metadata is invalid") from None
+        text = f"{SCOPE_ENVIRONMENT} is invalid: 16 to 128 characters of A-Z a-z 0-9 _ -"
+        raise CommandError("SCOPE_INVALID", text) from None
 
 
 def _name(environ: Mapping[str, str]) -> str:

@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 from typing import IO, Any, Final, NamedTuple
 
-from agent_intercom.cli.exits import CommandError, JsonObject
-from agent_intercom.cli.place import Place, chosen_session_id, runtime_directory, seat_key
+from agent_intercom.cli.exits import OK, CommandError, JsonObject
+from agent_intercom.cli.place import Place, chosen_session_id, passing, runtime_directory, seat_key
 
 MAX_RECORDS: Final = 1_000
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -53,7 +53,13 @@ class Ask(NamedTuple):
             "state": "deferred" if self.deferred else "waiting",
             "ageSeconds": age // 1000,
             "mayHaveExpired": age > ASK_LIFETIME_MS,
+            "askerEnded": self.asker_ended,
         }
+
+    @property
+    def asker_ended(self) -> bool:
+        """Whether a command asked and ended without taking its ask back: its session does not come back."""
+        return self.deferred and passing(self.sender_id)
 
 
 class Seat:
@@ -62,7 +68,7 @@ class Seat:
     def __init__(self, place: Place) -> None:
         self.chosen_id = chosen_session_id()
         key = seat_key(place, self.chosen_id)
-        directory = runtime_directory()
+        self.directory = directory = runtime_directory()
         self._identity_path = os.path.join(directory, f"seat-{key}.json")
         self._lock_path = os.path.join(directory, f"seat-{key}.lock")
         self.control_path = os.path.join(directory, f"seat-{key}.sock")
@@ -127,6 +133,18 @@ class Inbox:
     def note(self, kind: str, sender_id: str, message_id: str) -> None:
         """Keep what became of an ask: `answered`, `cancelled` or `deferred`."""
         self._append({"kind": kind, "from": {"id": sender_id}, "id": message_id})
+
+    def settle(self, sender_id: str, message_id: str, code: int, result: JsonObject) -> None:
+        """Keep what the outcome of a reply, as `operations` has it, means for the ask.
+
+        An asker that is not there keeps its ask: it may come back under its id (contract section 2.7), unless it was
+        only a command.
+        """
+        error = result.get("error", {}).get("code")
+        if code == OK:
+            self.note("answered", sender_id, message_id)
+        elif error == "INVALID_REPLY_TARGET" or (error == "SESSION_NOT_FOUND" and passing(sender_id)):
+            self.note("cancelled", sender_id, message_id)
 
     def asks(self) -> list[Ask]:
         """Unanswered asks, oldest first."""

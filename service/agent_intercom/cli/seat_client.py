@@ -17,10 +17,11 @@ from agent_intercom.intercom.client_types import AskCancelled, AskDeferred, Even
 
 
 class SeatClient:
-    """`on_event` sees every event after it was kept. `seat` must be held by this process."""
+    """`on_event` sees every event after it was kept. `seat` must be held by this process; `name` is what others see."""
 
     def __init__(self, place: Place, seat: Seat, on_event: Callable[[Event], None] | None = None) -> None:
         identity = seat.identity()
+        self.name = place.name
         self._seat = seat
         self._on_event = on_event
         self._reader: asyncio.Task[None] | None = None

@@ -62,6 +62,13 @@ def drop_ins(directory: str, *, mounts: bool = False) -> dict[str, str]:
     return found
 
 
+def is_set_up() -> bool:
+    """Whether the drop-ins are there that make the sockets listen where PI_CODING_AGENT_DIR points."""
+    directory = paths.intercom_dir(os.environ)
+    wanted = drop_ins(directory)[f"intercom.socket.d/{DROP_IN}"]
+    return _read(os.path.join(unit_directory(), f"intercom.socket.d/{DROP_IN}")) == wanted
+
+
 def has_mount_hardening() -> bool:
     """Whether the drop-in is installed that makes the service see the home read-only."""
     places = (unit_directory(), *(os.path.join(base, "systemd/user") for base in _data_directories()))

@@ -6,18 +6,21 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_intercom.cli import output
 from agent_intercom.cli.exits import DEGRADED, OK, CommandError, JsonObject
 from agent_intercom.cli.place import EPHEMERAL_PREFIX, MODEL, Place, here, told
 from agent_intercom.cli.systemd import Manager, ManagerUnreachable
-from agent_intercom.intercom import ownership, statefiles
+from agent_intercom.intercom import contract, ownership, statefiles
 from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.foreign import ADDRESS_BYTES, Probe, fits, is_manager, probe
 
 DEGRADED_MARK = "; degraded: "
 """How the broker's status line begins to tell what is wrong (`Broker.status_text`)."""
+
+_RESTART = "Run `systemctl --user restart intercom.service`; `journalctl --user -u intercom` may tell why."
+_OTHER = "`intercom doctor --take-over` asks it to end"
 
 PATIENCE = 5.0
 """Seconds that a person waits for an answer: a first start on a cold, busy machine takes longer than a client waits."""
@@ -30,7 +33,7 @@ def status(options: argparse.Namespace) -> int:
     text = _status_text(address, found)
     broker: JsonObject = {
         "reachable": found.state == "compatible",
-        "state": found.state,
+        "state": "incompatible" if found.heard == "other" else found.state,
         "address": address,
         "activation": _activation(found),
         "listenerPid": found.pid,
@@ -63,15 +66,30 @@ def look(addresses: list[str]) -> tuple[str, Probe]:
     return address, found
 
 
-def not_answering(found: Probe) -> tuple[str, str]:
-    """What to say of a listener that gives no answer in time, and the way out."""
-    if is_manager(found.pid):
-        text = "systemd listens, and the broker does not answer in time"
-        return text, "Run `systemctl --user restart intercom.service`; `journalctl --user -u intercom` may tell why."
-    if not found.pid:
-        return "something listens and does not answer in time", "`intercom doctor` tells more."
-    text = f"process {found.pid} listens and does not answer in time"
-    return text, f"`intercom doctor --take-over` asks it to end; if that does not help: kill -KILL {found.pid}"
+class Verdict(NamedTuple):
+    """What to say of a listener that is no working broker: an error code, the text, and the way out."""
+
+    code: str
+    text: str
+    way_out: str
+
+
+def verdict(found: Probe) -> Verdict:
+    """Of a listener that is not `compatible`, in the words that every other command has for it."""
+    manager = is_manager(found.pid)
+    process = f" (process {found.pid})" if found.pid else ""
+    who = "systemd listens, and the broker" if manager else f"what listens{process}"
+    if found.state == "incompatible" or found.heard == "other":
+        text = f"{who} does not speak {contract.PROTOCOL} version {contract.VERSION}"
+        return Verdict("INCOMPATIBLE", text, _RESTART if manager else _OTHER)
+    if found.heard == "closed":
+        return Verdict(
+            "CONNECTION_LOST", f"{who} closed the connection without an answer", _RESTART if manager else _OTHER
+        )
+    if manager:
+        return Verdict("TIMEOUT", f"{who} does not answer in time", _RESTART)
+    end = f"; if that does not help: kill -KILL {found.pid}" if found.pid else ""
+    return Verdict("TIMEOUT", f"{who} does not answer in time", f"{_OTHER}{end}")
 
 
 def _status_text(address: str, found: Probe) -> str | None:
@@ -81,7 +99,7 @@ def _status_text(address: str, found: Probe) -> str | None:
     if is_manager(found.pid):
         return status_text()
     directory = os.path.dirname(address)
-    if found.pid is None or ownership.owner(directory) != found.pid:
+    if not ownership.self_bound(directory, found.pid):
         return None
     try:
         text = statefiles.read(os.path.join(directory, ownership.STATUS), 4_096)
@@ -118,22 +136,15 @@ def _unreached(addresses: list[str], address: str, found: Probe, broker: JsonObj
     if not any(map(fits, addresses)):
         text = f"the broker's address is longer than the {ADDRESS_BYTES} bytes that a socket's path may have"
         return CommandError("PATH_TOO_LONG", text, broker=broker)
-    match found.state:
-        case "incompatible":
-            return CommandError(
-                "INCOMPATIBLE", "what listens is not a broker of this protocol and version", broker=broker
-            )
-        case "foreign":
-            text = "another user's process listens at the broker's address"
-            return CommandError("PEER_FOREIGN", text, broker=broker)
-    hint = None
-    if found.state == "absent":
-        text = f"no broker listens at {' or '.join(addresses)}"
-    elif found.listening:
-        text, hint = not_answering(found)
-    else:
-        text = f"{address} cannot be reached"
-    return CommandError("BROKER_UNREACHABLE", text, hint=hint, broker=broker)
+    if found.state == "foreign":
+        text = "another user's process listens at the broker's address"
+        return CommandError("PEER_FOREIGN", text, broker=broker)
+    if found.listening:
+        code, text, hint = verdict(found)
+        return CommandError(code, text, hint=hint, broker=broker)
+    absent = found.state == "absent"
+    text = f"no broker listens at {' or '.join(addresses)}" if absent else f"{address} cannot be reached"
+    return CommandError("BROKER_UNREACHABLE", text, broker=broker)
 
 
 def _count(place: Place) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agent_intercom.cli import output
 from agent_intercom.cli.control import ask_seat
 from agent_intercom.cli.exits import OK, CommandError, JsonObject
-from agent_intercom.cli.place import COMMAND_SUFFIX, EPHEMERAL_PREFIX, MODEL, Place, here
+from agent_intercom.cli.place import COMMAND_SUFFIX, MODEL, Place, here, passing
 from agent_intercom.cli.seat import Ask, Seat, select
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ASK_SLACK = 20.0
 """Seconds that delivery and deferring may add to an ask's own timeout."""
+
+_GONE = "A command asked, and has ended; the ask is no longer pending."
+_AWAY = "The asker is not connected. Its ask stays pending: try again when `intercom list` shows it."
 
 
 def list_sessions(options: argparse.Namespace) -> int:
@@ -65,7 +68,10 @@ def reply(options: argparse.Namespace) -> int:
     outcome = ask_seat(seat.control_path, request)
     if outcome is None:
         outcome = _reply_alone(place, seat, chosen, request)
-    return _report(options.json, *outcome)
+    code, result = outcome
+    if result.get("error", {}).get("code") == "SESSION_NOT_FOUND":
+        result["error"]["hint"] = _GONE if passing(chosen.sender_id) else _AWAY
+    return _report(options.json, code, result)
 
 
 def whoami(options: argparse.Namespace) -> int:
@@ -73,14 +79,14 @@ def whoami(options: argparse.Namespace) -> int:
     place = here()
     seat = Seat(place)
     outcome = ask_seat(seat.control_path, {"op": "whoami"})
-    connected = outcome is not None and bool(outcome[1].get("connected"))
+    held = {} if outcome is None else outcome[1]
     identity = seat.identity()
     result = {
         "ok": True,
         "sessionId": identity.session_id,
-        "name": place.name,
+        "name": held.get("name", place.name),
         "watching": outcome is not None,
-        "connected": connected,
+        "connected": bool(held.get("connected")),
         "scoped": place.scope is not None,
     }
     output.finish(options.json, result, _whoami_lines(result))
@@ -115,10 +121,7 @@ def _reply_alone(place: Place, seat: Seat, chosen: Ask, request: JsonObject) -> 
         from agent_intercom.cli.passing import carry_out_as_seat
 
         outcome = carry_out_as_seat(place, seat, request)
-        if outcome[0] == OK:
-            seat.inbox.note("answered", chosen.sender_id, chosen.message_id)
-        elif outcome[1]["error"]["code"] == "INVALID_REPLY_TARGET":
-            seat.inbox.note("cancelled", chosen.sender_id, chosen.message_id)
+        seat.inbox.settle(chosen.sender_id, chosen.message_id, *outcome)
         return outcome
     finally:
         seat.release()
@@ -126,27 +129,35 @@ def _reply_alone(place: Place, seat: Seat, chosen: Ask, request: JsonObject) -> 
 
 def _text(argument: str) -> str:
     if argument != "-":
-        return argument
+        return _something(argument, "the text is empty")
+    if sys.stdin is None:
+        raise CommandError("USAGE", "standard input is closed")
     data = sys.stdin.buffer.read()
     try:
-        return data.decode("utf-8").removesuffix("\n")
+        return _something(data.decode("utf-8").removesuffix("\n"), "standard input is empty")
     except UnicodeDecodeError as error:
         raise CommandError("USAGE", "standard input is not UTF-8 text") from error
+
+
+def _something(text: str, complaint: str) -> str:
+    if not text:
+        raise CommandError("USAGE", f"{complaint}; nothing was sent", hint="")
+    return text
 
 
 def _reply_words(words: list[str]) -> tuple[str | None, str]:
     if words in (["latest"], ["oldest"]):
         text = f"reply {words[0]} says which ask, and no answer to it"
         raise CommandError("USAGE", text, hint=f"Write: intercom reply {words[0]} TEXT")
-    if len(words) == 1:
-        return None, words[0]
-    if len(words) == 2:
-        return words[0], words[1]
+    if len(words) <= 2:
+        if words[-1] != "-":
+            _text(words[-1])
+        return (words[0] if len(words) == 2 else None), words[-1]
     raise CommandError("USAGE", "reply takes a text, or a message id and a text; quote a text with spaces")
 
 
 def _passing(session: JsonObject) -> bool:
-    return bool(session["model"] == MODEL and session["id"].startswith(EPHEMERAL_PREFIX))
+    return bool(session["model"] == MODEL and passing(session["id"]))
 
 
 def _roster(sessions: list[JsonObject], hidden: int) -> Iterator[str]:
@@ -155,7 +166,7 @@ def _roster(sessions: list[JsonObject], hidden: int) -> Iterator[str]:
             (
                 s.get("name", "").removesuffix(COMMAND_SUFFIX) + " (this command)"
                 if s["self"] and _passing(s)
-                else s.get("name", ""),
+                else s.get("name", "") + (" (this seat)" if s["self"] else ""),
                 s["model"],
                 s.get("status", ""),
                 s["cwd"],
@@ -177,6 +188,7 @@ def _pending_lines(asks: list[JsonObject]) -> Iterator[str]:
         sender = found["from"]
         name = output.printable(sender.get("name") or sender["id"])
         state = "asker waits" if found["state"] == "waiting" else "asker waits no more"
+        state = "the command that asked has ended" if found["askerEnded"] else state
         old = ", may have expired" if found["mayHaveExpired"] else ""
         yield f"{output.printable(found['id'])}  from {name}  {found['ageSeconds']} s ago ({state}{old})"
         yield "    " + output.block(found["text"], "    ")

@@ -12,11 +12,11 @@ import socket
 import time
 from contextlib import suppress
 
-from agent_intercom.cli import output
+from agent_intercom.cli import output, signals
 from agent_intercom.cli.control import MAX_LINE, same_user
 from agent_intercom.cli.exits import BROKEN_PIPE, OK, TIMED_OUT, USAGE, CommandError, JsonObject, exit_for, failure
 from agent_intercom.cli.operations import Outcome, message_json, perform, session_json
-from agent_intercom.cli.place import here, told
+from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, MODEL, file_system, here, passing, told
 from agent_intercom.cli.seat import Seat
 from agent_intercom.cli.seat_client import SeatClient
 from agent_intercom.intercom.client_errors import ClientError
@@ -49,7 +49,7 @@ def watch(options: argparse.Namespace) -> int:
     if not seat.hold():
         raise CommandError("SEAT_BUSY", "another `intercom watch` holds this seat; end it first")
     try:
-        printer = Printer(options.json)
+        printer = Printer(options.json, options.all, seat.directory)
         return asyncio.run(_watch(SeatClient(place, seat, printer.show), seat, place.addresses))
     finally:
         seat.release()
@@ -58,7 +58,7 @@ def watch(options: argparse.Namespace) -> int:
 async def _watch(session: SeatClient, seat: Seat, addresses: list[str]) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *signals.heeded()):
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.create_task(stop.wait(), name="watch-stop")
     starting = asyncio.create_task(_run(session, seat, addresses), name="watch-run")
@@ -85,18 +85,47 @@ async def _run(session: SeatClient, seat: Seat, addresses: list[str]) -> int:
 
 
 class Printer:
-    """Shows events: a line each, or a JSON object each."""
+    """Shows events: a line each, or a JSON object each.
 
-    def __init__(self, as_json: bool) -> None:
+    Without `everyone`, that sessions come and go which live only as long as a command is not shown. Before the first
+    event it says so where `directory`, in which messages are kept, is not in memory.
+    """
+
+    def __init__(self, as_json: bool, everyone: bool, directory: str) -> None:
         self._as_json = as_json
+        self._everyone = everyone
+        self._unchecked: str | None = directory
         self._names: dict[str, str] = {}
 
     def show(self, event: Event) -> None:
         """Print `event`. Raises BrokenPipeError when nobody reads."""
+        if self._unchecked is not None:
+            directory, self._unchecked = self._unchecked, None
+            self._tell_of_disk(file_system(directory))
+        if self._hidden(event):
+            return
         if self._as_json:
             output.emit(output.json_line(event_json(event)))
         else:
             output.emit(f"{time.strftime('%H:%M:%S')} {self._line(event)}")
+
+    def _tell_of_disk(self, kind: str | None) -> None:
+        if kind in MEMORY_FILE_SYSTEMS:
+            return
+        if self._as_json:
+            output.emit(output.json_line({"event": "not_in_memory", "fileSystem": kind}))
+            return
+        where = "where nobody can tell" if kind is None else f"on {kind}"
+        text = f"XDG_RUNTIME_DIR is {where}, not in memory: the messages of this seat are written there"
+        output.complain(text, "Set it to a private directory in memory.")
+
+    def _hidden(self, event: Event) -> bool:
+        match event:
+            case Joined(session=session) | Presence(session=session):
+                return not self._everyone and session.model == MODEL and passing(session.id)
+            case Left(session_id=session_id):
+                return not self._everyone and passing(session_id)
+        return False
 
     def _line(self, event: Event) -> str:
         match event:
@@ -115,8 +144,9 @@ class Printer:
                 return f"left     {output.printable(known or session_id)}"
             case Message():
                 return self._message(event)
-            case AskDeferred(message_id=message_id):
-                return f"the asker of {output.printable(message_id)} waits no more; a reply still arrives"
+            case AskDeferred(message_id=message_id, from_session_id=asker):
+                what = "a reply arrives only if it comes back" if passing(asker) else "the ask stays open"
+                return f"the asker of {output.printable(message_id)} waits no more; {what}"
             case AskCancelled(message_id=message_id, reason=reason):
                 return f"the ask {output.printable(message_id)} is gone ({reason})"
             case EventsLost(number=number):
@@ -235,7 +265,7 @@ class Control:
             async with asyncio.timeout(min(patience, CONNECT_TIMEOUT) if isinstance(patience, float) else None):
                 await self._session.client.connect_now()
         except TimeoutError:
-            text = "the broker did not register the seat in time; nothing was sent"
+            text = "what listens does not answer in time; nothing was sent"
             return TIMED_OUT, failure("TIMEOUT", text, "`intercom doctor` tells whether the broker is well.")
         except ClientError as error:
             return exit_for(error.code), failure(error.code, f"{told(error, self._addresses)}; nothing was sent")
@@ -244,12 +274,9 @@ class Control:
     async def _perform(self, request: JsonObject) -> Outcome:
         client = self._session.client
         if request.get("op") == "whoami":
-            return OK, {"ok": True, "sessionId": client.session_id, "connected": client.connected}
+            return OK, {"ok": True, "name": self._session.name, "connected": client.connected}
         outcome = await self._connected(request) or await perform(client, request, lasting=True)
         target, asked = request.get("to"), request.get("replyTo")
         if isinstance(target, str) and isinstance(asked, str):
-            if outcome[0] == OK:
-                self._seat.inbox.note("answered", target, asked)
-            elif outcome[1]["error"]["code"] == "INVALID_REPLY_TARGET":
-                self._seat.inbox.note("cancelled", target, asked)
+            self._seat.inbox.settle(target, asked, *outcome)
         return outcome

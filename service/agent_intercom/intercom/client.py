@@ -309,7 +309,7 @@ class IntercomClient:
             async with asyncio.timeout(self._timeouts.connect):
                 await self._register(self._state.registering)
         except TimeoutError as error:
-            raise ClientError("TIMEOUT", "the broker did not register the session in time") from error
+            raise ClientError("TIMEOUT", "what listens does not answer in time") from error
         finally:
             if not self._state.connected:
                 self._link.drop()

@@ -86,7 +86,7 @@ class Link:
 
         channel = await FrameChannel.connect(path, self._on_payload, lost)
         if not channel.open:
-            raise ClientError("CONNECTION_LOST", "the broker closed the connection at once")
+            raise ClientError("CONNECTION_LOST", "what listens closed the connection without an answer")
         return channel
 
     def _use(self, channel: FrameChannel) -> None:

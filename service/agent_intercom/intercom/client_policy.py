@@ -76,5 +76,4 @@ def registration_error(code: str | None) -> ClientError:
     """Why a connection that ended with `code` was not registered."""
     if code in {"INCOMPATIBLE", "PROTOCOL_VIOLATION", "FRAME_TOO_LARGE", "FRAME_EMPTY"}:
         return ClientError("INCOMPATIBLE", f"what listens does not speak {PROTOCOL} version {VERSION}")
-    text = "the broker closed the connection before it registered the session"
-    return ClientError(code or "CONNECTION_LOST", text)
+    return ClientError(code or "CONNECTION_LOST", "what listens closed the connection without an answer")

@@ -63,13 +63,15 @@ class Probe(NamedTuple):
 
     `state` is `compatible`, `incompatible`, `unreachable` (contract section 1.5) or `absent`: nothing listens there,
     though a dead socket file may. `listening` tells an `unreachable` that accepts connections from one that could not
-    be tried. `pid` and `uid` are the listener's, None where unknown.
+    be tried. `pid` and `uid` are the listener's, None where unknown. `heard` says what an `unreachable` that listens
+    did instead of answering: `closed` (the connection), `other` (said something else), or nothing in time.
     """
 
     state: str
     listening: bool = False
     pid: int | None = None
     uid: int | None = None
+    heard: str = ""
 
 
 class TakenOver(NamedTuple):
@@ -90,10 +92,14 @@ def probe(address: str, timeout: float = PROBE_SECONDS, endpoint: str = "local")
         try:
             _send(sock, {"type": "health", "requestId": request}, deadline)
             answer = _receive(sock, deadline)
-        except (OSError, ValueError):
+        except TimeoutError:
             return found
+        except OSError:
+            return found._replace(heard="closed")
+        except ValueError:
+            return found._replace(heard="other")
     if not isinstance(answer, dict) or answer.get("type") != "health_ok" or answer.get("requestId") != request:
-        return found
+        return found._replace(heard="other")
     wanted = {"protocol": PROTOCOL, "version": VERSION, "endpoint": endpoint, "remoteAccess": REMOTE_ACCESS}
     fits = all(answer.get(key) == value for key, value in wanted.items())
     return found._replace(state="compatible" if fits else "incompatible")

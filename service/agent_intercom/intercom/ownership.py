@@ -45,6 +45,7 @@ __all__ = [
     "probe",
     "refusal",
     "release",
+    "self_bound",
     "take_over",
     "write_pid",
     "write_status",
@@ -120,6 +121,12 @@ def release(directory: str, pid: int, sockets: Mapping[str, Identity | None] = M
         with contextlib.suppress(FileNotFoundError):
             os.unlink(file)
     return True
+
+
+def self_bound(directory: str, pid: int | None) -> bool:
+    """Whether `pid` is a broker of this product that bound for itself in `directory`: it tells its status there."""
+    name = path.join(directory, STATUS)
+    return pid is not None and owner(directory) == pid and path.exists(name) and _since(pid, name)
 
 
 def alive(pid: int) -> bool:

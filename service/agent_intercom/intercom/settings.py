@@ -212,8 +212,8 @@ class Problem(NamedTuple):
     """Something that was not used. `key` is a key of the schema, or `file`.
 
     `code`: `UNKNOWN_KEY` (`key` is the nearest valid one), `WRONG_TYPE`, `OUT_OF_RANGE`, `NOT_TOML`, `UNREADABLE`.
-    `text` and `written`, the key as it was written, are for a person and may quote the file: they are not for the
-    journal. `source` is `file` or the name of a variable.
+    `text`, and `written` and `value`, the key and the value as they were written, are for a person and may quote the
+    file: they are not for the journal. `source` is `file` or the name of a variable.
     """
 
     key: str
@@ -221,6 +221,7 @@ class Problem(NamedTuple):
     text: str
     source: str = FILE_KEY
     written: str = ""
+    value: str = ""
 
 
 class Loaded(NamedTuple):
@@ -282,7 +283,7 @@ def load(environ: Mapping[str, str]) -> Loaded:
             values[key] = check(whole(value) if source != FILE_KEY else value, known[key])
         except SettingError as error:
             text = f"{key if source == FILE_KEY else source}: {error}"
-            problems.append(Problem(key, error.code, text, source))
+            problems.append(Problem(key, error.code, text, source, value=str(value)))
     return Loaded(Settings(**values), problems, file, {key: given[key][0] for key in values})
 
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from agent_intercom.orchestration import engine as kinds
 from agent_intercom.orchestration import rows
-from tests.unit.runstage import Stage, report_body, usage
+from agent_intercom.wire.framing import pack
+from tests.unit.runstage import CONTROL, Stage, report_body, usage
 
 FIVE = ("implementer", "reviewer", "probe", "playwright", "django")
 
@@ -557,3 +560,15 @@ def test_no_observer_is_shown_more_than_a_hundred_reports() -> None:
     late = stage.observe()
     assert sum(frame["type"] == "report" for frame in stage.frames[late]) == 100
     assert stage.frames[late][-1]["report_replay_complete"] is False
+
+
+@pytest.mark.parametrize("data", [b"\0", b"\0\0\0\2{}"])
+def test_a_byte_of_an_observer_ends_it(data: bytes) -> None:
+    stage = active()
+    observer = stage.observe()
+    stage.feed(kinds.RECEIVED, observer, data)
+    assert observer in stage.ended
+    frame = {"version": 1, "type": "observe", "token": CONTROL, "id": stage.fresh_id()}
+    other = stage.connect()
+    stage.feed(kinds.RECEIVED, other, pack(json.dumps(frame).encode()) + data)
+    assert other in stage.ended

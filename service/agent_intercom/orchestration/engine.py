@@ -84,8 +84,10 @@ class Engine:
         decoder = self._decoders.setdefault(number, FrameDecoder(MAX_FRAME))
         decoder.feed(data)
         try:
-            while number in links and (payload := decoder.next()) is not None:
+            while number in links and link.kind != "observer" and (payload := decoder.next()) is not None:
                 self._payload(link, payload, now)
+            if link.kind == "observer" and decoder.waiting:
+                raise Refusal(Code.FORBIDDEN, "Observer connections are read-only", "type")
         except Refusal as refusal:
             self.workflow.refuse(link, refusal, now)
         except WireError as error:
@@ -99,8 +101,6 @@ class Engine:
     def _payload(self, link: Link, payload: bytes, now: Now) -> None:
         if link.kind == "worker":
             self.workflow.worker(link, parsing.worker(payload, link.role), now)
-        elif link.kind == "observer":
-            raise Refusal(Code.FORBIDDEN, "Observer connections are read-only", "type")
         else:
             link.kind = "control" if _is_control(payload) else ""
             self.workflow.first(link, parsing.first(payload), now)

@@ -131,29 +131,53 @@ def limits() -> Limits:
 async def _serve(unit: str, given: Inherited, address: str | None, notifier: Notifier, started: int) -> int:
     journal = Journal(identifier=IDENTIFIER, stderr=address is not None)
     faults.watch(asyncio.get_running_loop(), journal)
-    if address is not None:
-        try:
-            from agent_intercom.host import standalone
-
-            given.listeners.append((LISTENER, standalone.bind(address)))
-        except HostError as error:
-            return _refuse(str(error))
+    place: Place | None = None
+    problem = ""
     try:
         place = Place(unit)
-    except Refusal as refusal:
-        return await _refuse_all(refusal.code, given, notifier, journal)
-    except StoreError as error:
-        if error.code == _LOCKED:
-            _refuse("another broker serves this run")
-            return _SERVED
-        return await _refuse_all(error.code, given, notifier, journal)
-    try:
-        broker = _broker(place, given, notifier, journal, "itself" if address else "systemd")
     except (Refusal, StoreError) as error:
-        place.store.close()
-        return await _refuse_all(error.code, given, notifier, journal)
-    await _run(broker, given, notifier, started, announce=address is not None)
-    await broker.close(hand_over=address is None)
+        problem = error.code
+    if problem == _LOCKED:
+        _refuse("another broker serves this run")
+        return _SERVED
+    if address is None:
+        return await _served(place, problem, given, notifier, journal, started)
+    from agent_intercom.host import standalone
+
+    try:
+        # Not before: a second broker must not take the first one's address.
+        given.listeners.append((LISTENER, standalone.bind(address)))
+        made = standalone.identity(address)
+    except HostError as error:
+        return _refuse(str(error))
+    try:
+        return await _served(place, problem, given, notifier, journal, started, announce=True)
+    finally:
+        standalone.unbind(address, made)
+
+
+async def _served(
+    place: Place | None,
+    problem: str,
+    given: Inherited,
+    notifier: Notifier,
+    journal: Journal,
+    started: int,
+    *,
+    announce: bool = False,
+) -> int:
+    """Serve the run or, where it cannot be served, refuse everybody until told to end."""
+    broker = None
+    if place is not None:
+        try:
+            broker = _broker(place, given, notifier, journal, "itself" if announce else "systemd")
+        except (Refusal, StoreError) as error:
+            place.store.close()
+            problem = error.code
+    if broker is None:
+        return await _refuse_all(problem, given, notifier, journal, announce=announce)
+    await _run(broker, given, notifier, started, announce=announce)
+    await broker.close(hand_over=not announce)
     return 0
 
 
@@ -212,7 +236,9 @@ def _obey_signals(broker: Broker | Refuser) -> None:
         loop.add_signal_handler(number, broker.stop, number.name)
 
 
-async def _refuse_all(code: str, given: Inherited, notifier: Notifier, journal: Journal) -> int:
+async def _refuse_all(
+    code: str, given: Inherited, notifier: Notifier, journal: Journal, *, announce: bool
+) -> int:
     loop = asyncio.get_running_loop()
     for name, fd in (*given.stored.items(), *given.unknown):
         notifier.remove(name)
@@ -224,6 +250,8 @@ async def _refuse_all(code: str, given: Inherited, notifier: Notifier, journal: 
     notifier.attach(loop)
     notifier.start_watchdog(loop)
     refuser.ready()
+    if announce:
+        print("ready", flush=True)
     await refuser.stopped.wait()
     refuser.close()
     return 0

@@ -16,9 +16,9 @@ _STALE = 64
 class Settled:
     """Settled deliveries by sender and message id, forgotten in the order in which they ended.
 
-    A dictionary finds them and a queue keeps their order: an ordered dictionary does both, and takes twice as long for
-    each message and ten times as long for a snapshot. What is dropped out of turn stays in the queue, emptied, until its
-    turn or until such are the most.
+    A dictionary finds them and a queue keeps their order: an ordered dictionary does both, but takes twice as long for
+    each message and ten times as long for a snapshot. What is dropped out of turn stays in the queue, emptied, until
+    its turn comes or until such are the most.
     """
 
     __slots__ = ("_forget_at", "_order", "_stale", "by_message", "size")

@@ -363,4 +363,3 @@ class Team:
     def work(self) -> set[What]:
         """All assignments that were delivered."""
         return {(role, *what) for role, worker in self.workers.items() for what in worker.assignments.values()}
-

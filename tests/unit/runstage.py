@@ -243,8 +243,14 @@ class Stage:
         return answers
 
     def all_come(self) -> None:
+        """Everybody comes, and takes the baseline."""
         for role in self.roles:
             self.hello(role)
+        for role in self.roles:
+            sent = self.frames[self.workers[role]]
+            for frame in [frame for frame in sent if frame.get("kind") == "baseline"]:
+                self.ack(role, frame["id"])
+                sent.pop()
 
     def leave(self, role: str) -> None:
         """The worker's connection is lost."""

@@ -56,6 +56,7 @@ def load(
         guardrails=list(retained.guardrails),
         commands={row.id: row for row in retained.commands},
         owed=_owed(meta, list(roles)),
+        unread=_unread(meta, list(roles)),
     )
 
 
@@ -82,6 +83,13 @@ def _json(meta: dict[str, str], key: str, default: str) -> object:
         return json.loads(meta.get(key, default))
     except ValueError as error:
         raise _wrong(key) from error
+
+
+def _unread(meta: dict[str, str], roles: Sequence[str]) -> dict[str, str]:
+    value = _json(meta, "unread", "[]")
+    if not isinstance(value, list) or not all(role in roles for role in value):
+        raise _wrong("unread")
+    return dict.fromkeys(value, "")
 
 
 def _owed(meta: dict[str, str], roles: Sequence[str]) -> dict[str, Owed]:

@@ -63,16 +63,35 @@ class Routing:
     def baseline(self, role: str) -> None:
         """Send a worker its baseline."""
         ledger, state = self._ledger, self._state
-        delivery = ledger.fresh_id()
+        delivery = state.unread[role] = ledger.fresh_id()
+        self._say_unread()
         ledger.event("context_delivered", "delivered", role=role, round=state.round, delivery=delivery)
-        ledger.write_role(role, encode.context(delivery, state.round, "baseline", state.baselines[role], False))
+        self.repeat_baseline(role)
+
+    def repeat_baseline(self, role: str) -> None:
+        """Send a worker the baseline that it may have missed, under the same delivery id: who has it ignores it."""
+        state = self._state
+        payload = encode.context(state.unread[role], state.round, "baseline", state.baselines[role], False)
+        self._ledger.write_role(role, payload)
+
+    def uninformed(self, role: str) -> bool:
+        """Whether the role may not know its task, and nobody can tell it any more."""
+        return self._state.unread.get(role) == ""
+
+    def baseline_read(self, role: str) -> None:
+        """The worker has its baseline, or a person took it upon themselves to go on without."""
+        if self._state.unread.pop(role, None) is not None:
+            self._say_unread()
+
+    def _say_unread(self) -> None:
+        self._ledger.meta("unread", json.dumps(sorted(self._state.unread), separators=(",", ":")))
 
     # Assignments.
 
     def assign(self, role: str, kind: str) -> None:
         """Give a role work in the current round. A role that is away is owed it, and gets it when it is back."""
         ledger, state = self._ledger, self._state
-        if role not in state.workers:
+        if role not in state.workers or self.uninformed(role):
             self._owe(role, Owed(state.round, kind))
             return
         if role in state.deferred:
@@ -125,7 +144,7 @@ class Routing:
         """Give a role that came back what it is owed, unless the run has moved on."""
         state = self._state
         owed = state.owed.get(role)
-        if owed is None or state.roles[role].active_assignment_id is not None:
+        if owed is None or state.roles[role].active_assignment_id is not None or self.uninformed(role):
             return
         self._owe(role, None)
         if owed.round == state.round and not self._assigned(role, owed.kind):

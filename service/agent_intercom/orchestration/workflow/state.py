@@ -82,7 +82,9 @@ class State(msgspec.Struct):
     """A run. What is in `rows` is in the database too; the rest is memory only, but for `owed` and `sequence`.
 
     `roles` are in the order of creation. `latest` is the newest accepted report per role, by acceptance; `delivered`
-    the run state that a role has, `deferred` the round of the one that it is to get with its next assignment.
+    the run state that a role has, `deferred` the round of the one that it is to get with its next assignment. `unread`
+    has the delivery ids of baselines that are not known to have arrived; the roles in it are durable (meta `unread`),
+    and where an id is lost it is empty.
     `digests` tell a retried command from another with the same id.
     """
 
@@ -101,6 +103,7 @@ class State(msgspec.Struct):
     commands: dict[str, rows.Command] = msgspec.field(default_factory=dict)
     digests: dict[str, bytes] = msgspec.field(default_factory=dict)
     owed: dict[str, Owed] = msgspec.field(default_factory=dict)
+    unread: dict[str, str] = msgspec.field(default_factory=dict)
     baselines: dict[str, str] = msgspec.field(default_factory=dict)
     latest: dict[str, Remembered] = msgspec.field(default_factory=dict)
     remembered: list[Remembered] = msgspec.field(default_factory=list)

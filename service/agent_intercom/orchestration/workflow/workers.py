@@ -64,7 +64,7 @@ class Workers:
 
     def _state_of_return(self, row: rows.Role) -> str:
         """A worker that is back has not settled anything that was open when it left."""
-        if row.state == RoleState.RESTARTING:
+        if row.state == RoleState.RESTARTING and self._state.workflow != Workflow.CONNECTING:
             return RoleState.RECOVERING
         if row.state == RoleState.UNCERTAIN or (row.state == RoleState.WAITING and row.active_assignment_id):
             return row.state
@@ -82,6 +82,11 @@ class Workers:
             ledger.role(role).state = RoleState.UNCERTAIN
             ledger.become_uncertain(role=role, assignment=current.id)
             return
+        if not handover and role in state.unread:
+            if routing.uninformed(role):
+                ledger.handover_uncertain(role)
+                return
+            routing.repeat_baseline(role)
         if handover:
             if role not in state.baselines:
                 ledger.handover_uncertain(role)
@@ -106,8 +111,13 @@ class Workers:
         ledger, routing = self._ledger, self._routing
         current = routing.open_assignment(role)
         row = ledger.role(role)
+        if routing.uninformed(role):
+            routing.baseline_read(role)
+        elif role in self._state.unread:
+            routing.repeat_baseline(role)
         if current is None:
             row.state = RoleState.IDLE
+            routing.pay(role)
             return
         row.state = RoleState.ACTIVE
         row.active_assignment_id = current.id
@@ -235,6 +245,8 @@ class Workers:
         )
 
     def _ack(self, link: Link, frame: frames.Ack) -> None:
+        if self._state.unread.get(link.role) == frame.delivery_id:
+            self._routing.baseline_read(link.role)
         found = next(
             (
                 each
@@ -269,6 +281,8 @@ class Workers:
     def _accepted(self, assignment: rows.Assignment, status: str) -> None:
         ledger = self._ledger
         ledger.assignment(assignment, AssignmentState.ACCEPTED)
+        # Sent before it on the same connection.
+        self._routing.baseline_read(assignment.role)
         ledger.event("assignment_delivery", status, **_about(assignment))
         if not assignment.boundary_effective:
             assignment.boundary_effective = True

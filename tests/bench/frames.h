@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the relay and the load generator share: growing buffers, length-prefixed frames, plain string search. */
+/* What the C programs share: growing buffers, length-prefixed frames, plain string search, time. */
 #ifndef BENCH_FRAMES_H
 #define BENCH_FRAMES_H
 
@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { FRAME_MAX = 1048576, HEADER = 4 };
@@ -18,6 +19,23 @@ enum { FRAME_MAX = 1048576, HEADER = 4 };
 static inline void die(const char *what) {
         fprintf(stderr, "%s: %s\n", what, errno ? strerror(errno) : "unexpected");
         exit(1);
+}
+
+static inline void bad(const char *what, const char *p, size_t n) {
+        fprintf(stderr, "%s: %.*s\n", what, (int)(n < 400 ? n : 400), p);
+        exit(1);
+}
+
+/* Monotonic microseconds. */
+static inline double now(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static inline int ascending(const void *a, const void *b) {
+        float x = *(const float *)a, y = *(const float *)b;
+        return (x > y) - (x < y);
 }
 
 /* Bytes from `head` to `tail` are in use. */

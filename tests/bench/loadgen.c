@@ -9,7 +9,8 @@
  * Frames that belong to other sessions (session_joined, session_left, presence_update) are skipped. Anything unexpected
  * ends the run with status 1, so that a refused message never passes for a fast one.
  *
- * loadgen latency SOCKET PREFIX SESSIONS SECONDS   one message at a time between the first two sessions
+ * loadgen latency SOCKET PREFIX SESSIONS SECONDS [BYTES]   one message at a time between the first two sessions; BYTES is
+ *                 the length of its text
  * loadgen pairs   SOCKET PREFIX PAIRS WINDOW PID SECONDS   session i sends to i+PAIRS, WINDOW outstanding each; PID is
  *                 the server's, whose processor time per message is noted too: it does not depend on who else is running
  * loadgen list    SOCKET PREFIX SESSIONS SECONDS   one `list` at a time
@@ -21,9 +22,8 @@
 #include "frames.h"
 #include <sys/epoll.h>
 #include <sys/resource.h>
-#include <time.h>
 
-enum { SESSIONS = 256, READ = 262144, EVENTS = 256, TEXT = 512, SAMPLES = 2000000, WARMUP = 300 };
+enum { SESSIONS = 256, READ = 262144, EVENTS = 256, TEXT = 512, TEXT_MAX = 65536, SAMPLES = 2000000, WARMUP = 300 };
 
 typedef struct {
         int fd, registered, dirty;
@@ -35,21 +35,10 @@ typedef struct {
 
 static Session sessions[SESSIONS];
 static Session *dirty[SESSIONS];
-static int count, ep, ndirty;
+static int count, ep, ndirty, length = TEXT;
 static unsigned long number;
 static const char *prefix;
 static float *first, *second;
-
-static double now(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
-static void bad(const char *what, const char *p, size_t n) {
-        fprintf(stderr, "%s: %.*s\n", what, (int)(n < 400 ? n : 400), p);
-        exit(1);
-}
 
 static Buffer *output(Session *s) {
         if (!s->dirty) {
@@ -133,9 +122,9 @@ static void start(const char *path, int n) {
 }
 
 static void prepare(Session *s, const char *to) {
-        char text[TEXT + 1], frame[TEXT + 512];
-        memset(text, 'x', TEXT);
-        text[TEXT] = 0;
+        char text[TEXT_MAX + 1], frame[TEXT_MAX + 512];
+        memset(text, 'x', (size_t)length);
+        text[length] = 0;
         int k = snprintf(frame, sizeof frame,
                          "{\"type\":\"send\",\"to\":\"%s\",\"message\":{\"id\":\"%s-000000000000\",\"timestamp\":1700000000000,"
                          "\"content\":{\"text\":\"%s\"}}}", to, prefix, text);
@@ -180,11 +169,6 @@ static int serve(Session *s, int *messages) {
                         bad("unexpected frame", p, n);
         }
         return done;
-}
-
-static int ascending(const void *a, const void *b) {
-        float x = *(const float *)a, y = *(const float *)b;
-        return (x > y) - (x < y);
 }
 
 static void quantiles(const char *name, float *v, unsigned long n, const char *tail) {
@@ -322,14 +306,16 @@ static void list(double seconds) {
 }
 
 int main(int argc, char **argv) {
-        int pairing = argc == 8 && !strcmp(argv[1], "pairs");
-        if (argc != 6 && !pairing) {
+        int pairing = argc == 8 && !strcmp(argv[1], "pairs"), sized = argc == 7 && !strcmp(argv[1], "latency");
+        if (argc != 6 && !pairing && !sized) {
                 fprintf(stderr, "usage: see the head of loadgen.c\n");
                 return 2;
         }
         int n = atoi(argv[4]) * (pairing ? 2 : 1);
-        double seconds = atof(argv[argc - 1]);
-        if (n < 1 || n > SESSIONS || strlen(argv[3]) > 32 || seconds <= 0) {
+        double seconds = atof(argv[pairing ? 7 : 5]);
+        if (sized)
+                length = atoi(argv[6]);
+        if (n < 1 || n > SESSIONS || strlen(argv[3]) > 32 || seconds <= 0 || length < 1 || length > TEXT_MAX) {
                 fprintf(stderr, "out of range\n");
                 return 2;
         }

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import run
-from benchlib import measure, report, servers
+from benchlib import measure, report, runs, servers
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +65,31 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no room')"]
     with pytest.raises(servers.BenchError, match="status 1.*no room"):
         servers.spawn_bound(command, servers.environment(tmp_path), tmp_path / "s")
+
+
+@pytest.fixture(scope="module")
+def led() -> report.Rounds:
+    """One round of runs with tiny counts, and a crowd of two."""
+    return run.run_runs(runs.TINY, say=False)
+
+
+def test_every_figure_of_runs_exists_and_is_positive(led: report.Rounds) -> None:
+    figures = report.figures(led)
+    for figure, title, _unit in report.RUN_FIGURES:
+        _, group, name = figure.split(".")
+        if group in runs.PLACES:
+            expected = ["commit"] if name == "fsync" else ["commit", "relay", "run"]
+        else:
+            expected = ["run"] if group == "bytes" or name == "ready" else ["bare", "run"]
+        values = figures[figure]
+        assert sorted(values) == expected, title
+        assert all(value >= 0 if group == "wait" else value > 0 for value in values.values()), title
+
+
+def test_every_target_of_runs_has_a_verdict_and_a_line(led: report.Rounds) -> None:
+    verdicts = report.judge(report.RUN_TARGETS, led)
+    assert [verdict.title for verdict in verdicts] == [target.title for target in report.RUN_TARGETS]
+    assert all(verdict.ratio > 0 for verdict in verdicts if verdict.bound is None)
+    lines = report.table(led).splitlines()
+    for title in (*(row[1] for row in report.RUN_FIGURES), *(target.title for target in report.RUN_TARGETS)):
+        assert any(line.startswith(title) for line in lines), title

@@ -70,9 +70,12 @@ class Generator:
         answer: dict[str, Any] = json.loads(result.stdout)
         return answer
 
-    def latency(self, server: Server, sessions: int, seconds: float) -> dict[str, float]:
-        """One message at a time between two of `sessions` sessions: send→message and send→delivered."""
-        result = self._run(server, "latency", sessions, seconds)
+    def latency(self, server: Server, sessions: int, seconds: float, size: int = 512) -> dict[str, float]:
+        """One message at a time between two of `sessions` sessions: send→message and send→delivered.
+
+        `size` is the number of bytes of its text.
+        """
+        result = self._run(server, "latency", sessions, seconds, size)
         return {f"{kind}_{q}": result[kind][q] for kind in ("message", "delivered") for q in ("p50", "p99")}
 
     def pairs(self, server: Server, pairs: int, window: int, seconds: float) -> dict[str, float]:
@@ -120,10 +123,10 @@ def framed(payload: bytes) -> bytes:
     return len(payload).to_bytes(4, "big") + payload
 
 
-def await_answer(connection: socket.socket, since: float, server: Server) -> float:
+def await_answer(connection: socket.socket, since: float, server: Server, expected: bytes = b'"health_ok"') -> float:
     """Read one frame; milliseconds since `since`.
 
-    BenchError when the answer is not `health_ok`, does not come, or the server ended.
+    BenchError when the answer does not have `expected` in it, does not come, or the server ended.
     """
     connection.settimeout(LOOK_EVERY)
     data = b""
@@ -135,20 +138,20 @@ def await_answer(connection: socket.socket, since: float, server: Server) -> flo
                 continue
             received = b""
         if not received:
-            raise BenchError(server.complaint("no health_ok came"))
+            raise BenchError(server.complaint("no answer came"))
         data += received
     took = (time.perf_counter() - since) * 1e3
-    if b'"health_ok"' not in data:
-        raise BenchError("the answer is not health_ok")
+    if expected not in data:
+        raise BenchError(server.complaint("the answer is another"))
     return took
 
 
-def connect(path: Path) -> socket.socket:
-    """A connection that has already sent `health`."""
+def connect(path: Path, payload: bytes = PROBE) -> socket.socket:
+    """A connection that has already sent a frame, `health` if nothing else is said."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(ANSWER_TIMEOUT)
     connection.connect(str(path))
-    connection.sendall(framed(PROBE))
+    connection.sendall(framed(payload))
     return connection
 
 
@@ -168,7 +171,7 @@ def activated_start(programs: Programs, home: Path, command: list[str]) -> dict[
     listener = Listener(home)
     since = time.perf_counter()
     with (
-        connect(listener.local) as connection,
+        connect(listener.path) as connection,
         listener.spawn(programs, command, environment(home)) as server,
     ):
         result = {"health_ok": await_answer(connection, since, server)}
@@ -177,7 +180,7 @@ def activated_start(programs: Programs, home: Path, command: list[str]) -> dict[
         if listener.notify.ready is not None:
             result["ready"] = (listener.notify.ready - since) * 1e3
             again = time.perf_counter()
-            with connect(listener.local) as second:
+            with connect(listener.path) as second:
                 result["warm"] = await_answer(second, again, server)
     return result
 

@@ -16,12 +16,15 @@ Rounds = list[dict[str, dict[str, float]]]
 
 
 class Target(NamedTuple):
-    """`figure` of `subject` divided by `base` of `reference`, held against `bound`."""
+    """`figure` of `subject` divided by `base` of `reference`, held against `bound`.
+
+    Without a reference it is the figure itself, and without a bound it is only shown.
+    """
 
     title: str
     figure: str
-    reference: str
-    bound: float
+    reference: str | None
+    bound: float | None
     at_least: bool = False
     base: str | None = None
     subject: str = "broker"
@@ -31,6 +34,9 @@ class Target(NamedTuple):
         found = []
         for values in rounds:
             above = values.get(self.figure, {}).get(self.subject)
+            if self.reference is None:
+                found += [] if above is None else [above]
+                continue
             below = values.get(self.base or self.figure, {}).get(self.reference)
             if above is not None and below:
                 found.append(above / below)
@@ -38,6 +44,8 @@ class Target(NamedTuple):
 
     def holds(self, ratio: float) -> bool:
         """Whether `ratio` is on the right side of the bound."""
+        if self.bound is None:
+            return True
         return ratio >= self.bound if self.at_least else ratio <= self.bound
 
 
@@ -67,6 +75,26 @@ ROOM = (
 )
 """The targets for speed as what the rules may cost: the same bounds where the router is as calibrated. A busy machine
 slows the router and the broker more than the relay, whose ratios then say little; these still do."""
+
+RUN_TARGETS = (
+    *(
+        Target(f"{title}, {place}, to the {words}", f"runs.{place}.{figure}", reference, None, subject="run")
+        for figure, title in (("hello", "hello→assignment"), ("report", "report→assignment"))
+        for place, reference, words in (
+            ("disk", "relay", "relay's"),
+            ("disk", "commit", "commit alone"),
+            ("memory", "relay", "relay's"),
+            ("memory", "commit", "commit alone"),
+        )
+    ),
+    Target("cold start to connected, to bare Python's", "runs.start.answer", "bare", None, subject="run"),
+    Target("idle memory (PSS) of one, to bare Python's", "runs.memory_1.pss", "bare", None, subject="run"),
+    Target("the same of each of all at once", "runs.memory_crowd.pss", "bare", None, subject="run"),
+    Target("wake-ups per waiting run and minute", "runs.wait.wakeups", None, 0.0, subject="run"),
+    Target("core's share for all of them, waiting", "runs.wait.share", None, 0.0001, subject="run"),
+)
+"""A ratio without a bound is shown. Runs that wait for a person are to do nothing at all; the bound on their share of
+a core is what the kernel may count for looking at it."""
 
 FIGURES = (
     ("latency_2.message_p50", "send→message p50, 2 sessions", "us"),
@@ -98,6 +126,36 @@ FIGURES = (
 
 SERVERS = ("relay", "router", "bare", "broker")
 
+RUN_FIGURES = (
+    *(
+        (f"runs.{place}.{figure}", f"{title}, {place}", "us")
+        for figure, title in (
+            ("hello", "hello→assignment of the implementer"),
+            ("report", "report→assignment of the reviewer"),
+            ("review", "review→assignment of the implementer"),
+        )
+        for place in ("disk", "memory")
+    ),
+    ("runs.disk.fsync", "fsync of 4 KiB, disk", "us"),
+    ("runs.memory.fsync", "fsync of 4 KiB, memory", "us"),
+    ("runs.bytes.hello", "moved from hello to assignment", "B"),
+    ("runs.bytes.report", "moved from report to assignment", "B"),
+    ("runs.bytes.review", "moved from review to assignment", "B"),
+    ("runs.start.imports", "start: interpreter and imports", "ms"),
+    ("runs.start.ready", "start: connection to READY=1, activated", "ms"),
+    ("runs.start.answer", "start: connection to first answer, activated", "ms"),
+    ("runs.memory_1.pss", "idle memory of one, PSS", "KiB"),
+    ("runs.memory_1.private", "idle memory of one, private", "KiB"),
+    ("runs.memory_crowd.pss", "the same of each of all at once, PSS", "KiB"),
+    ("runs.memory_crowd.private", "the same, private", "KiB"),
+    ("runs.wait.cpu_us", "waiting: processor time per run and minute", "us"),
+    ("runs.wait.wakeups", "waiting: wake-ups per run and minute", ""),
+    ("runs.wait.share", "waiting: share of a core for all", ""),
+)
+"""Figures of `runs`. The relay's are its send→message p50 with as many bytes, the commit's those of `commit.py`."""
+
+RUN_SERVERS = ("relay", "bare", "commit", "run")
+
 
 def figures(rounds: Rounds) -> dict[str, dict[str, float]]:
     """The median over the rounds of every value."""
@@ -119,7 +177,7 @@ class Verdict(NamedTuple):
     ratio: float
     low: float
     high: float
-    bound: float
+    bound: float | None
     at_least: bool
     holds: bool
 
@@ -145,22 +203,36 @@ def _cell(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+INTERCOM = (
+    ("target (median of the ratios of each round)", TARGETS, ("pass", "miss")),
+    ("what the rules cost", ROOM, ("within", "above")),
+    ("calibration", CALIBRATION, ("as known", "differs")),
+)
+RUNS = (("runs (median of the ratios of each round)", RUN_TARGETS, ("pass", "miss")),)
+
+
 def table(rounds: Rounds) -> str:
-    """Figures, targets and calibration as text for a terminal of 100 columns."""
+    """Figures, targets and calibration of each section that was measured, as text for a terminal of 100 columns."""
     medians = figures(rounds)
-    lines = [f"{'figure (median of the rounds)':<46}{'':>4}" + "".join(f"{name:>12}" for name in SERVERS)]
-    for figure, title, unit in FIGURES:
-        if figure in medians:
-            cells = "".join(f"{_cell(medians[figure].get(name)):>12}" for name in SERVERS)
+    lines: list[str] = []
+    for rows, servers, verdicts in ((FIGURES, SERVERS, INTERCOM), (RUN_FIGURES, RUN_SERVERS, RUNS)):
+        measured = [row for row in rows if row[0] in medians]
+        if not measured:
+            continue
+        lines += [""] if lines else []
+        lines.append(f"{'figure (median of the rounds)':<46}{'':>4}" + "".join(f"{name:>12}" for name in servers))
+        for figure, title, unit in measured:
+            cells = "".join(f"{_cell(medians[figure].get(name)):>12}" for name in servers)
             lines.append(f"{title:<46}{unit:>4}{cells}")
-    for heading, targets, words in (
-        ("target (median of the ratios of each round)", TARGETS, ("pass", "miss")),
-        ("what the rules cost", ROOM, ("within", "above")),
-        ("calibration", CALIBRATION, ("as known", "differs")),
-    ):
-        lines += ["", f"{heading:<46}{'ratio':>8}{'lowest':>9}{'highest':>9}{'bound':>12}  verdict"]
-        for v in judge(targets, rounds):
-            bound = f"{'>=' if v.at_least else '<='} {v.bound:.3g}"
-            word = words[0] if v.holds else words[1]
-            lines.append(f"{v.title:<46}{v.ratio:>8.3f}{v.low:>9.3f}{v.high:>9.3f}{bound:>12}  {word}")
+        for heading, targets, words in verdicts:
+            lines += ["", f"{heading:<46}{'ratio':>8}{'lowest':>9}{'highest':>9}{'bound':>12}  verdict"]
+            lines += [_line(verdict, words) for verdict in judge(targets, rounds)]
     return "\n".join(lines)
+
+
+def _line(v: Verdict, words: tuple[str, str]) -> str:
+    bound, word = "-", ""
+    if v.bound is not None:
+        bound = f"{'>=' if v.at_least else '<='} {v.bound:.3g}"
+        word = words[0] if v.holds else words[1]
+    return f"{v.title:<46}{v.ratio:>8.3f}{v.low:>9.3f}{v.high:>9.3f}{bound:>12}  {word}".rstrip()

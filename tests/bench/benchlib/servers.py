@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building the C programs, and starting what is measured: the relay, the router, the broker, the bare process.
+"""Building the C programs, and starting what is measured: the relay, the router, the brokers, the bare process.
 
 Nothing is niced, and the bench pins all servers alike: both sides run under the same conditions.
 """
@@ -48,6 +48,7 @@ class Programs(NamedTuple):
 
     relay: Path
     loadgen: Path
+    runload: Path
     activate: Path
 
 
@@ -189,16 +190,21 @@ class Server:
             self.process.stdout.close()
         if self._listener:
             self._listener.close()
+            self._listener = None
         self.path.unlink(missing_ok=True)
 
 
 class Listener:
-    """Listening sockets as a socket unit hands them over, and a NOTIFY_SOCKET that answers."""
+    """Listening sockets as socket units hand them over, and a NOTIFY_SOCKET that answers.
 
-    def __init__(self, home: Path) -> None:
-        self.local = home / "l.sock"
-        self._remote = home / "r.sock"
-        self._sockets = [self._bind(self.local), self._bind(self._remote)]
+    `names` are the descriptors' names; clients connect to `path`, the address of the first.
+    """
+
+    def __init__(self, home: Path, names: tuple[str, ...] = ("local", "remote")) -> None:
+        self._names = names
+        self._paths = [home / f"{name}.sock" for name in names]
+        self._sockets = [self._bind(path) for path in self._paths]
+        self.path = self._paths[0]
         self.notify = Notify(home / "n.sock")
 
     @staticmethod
@@ -210,23 +216,23 @@ class Listener:
         return listening
 
     def spawn(self, programs: Programs, command: list[str], environ: dict[str, str]) -> Server:
-        """Start `command` with the listeners as descriptors 3 and 4 and LISTEN_PID its own."""
+        """Start `command` with the listeners as descriptors from 3 on and LISTEN_PID its own."""
         descriptors = [listening.fileno() for listening in self._sockets]
         errors = complaints(Path(environ["HOME"]))
         with errors.open("ab") as stderr:
             process = subprocess.Popen(
-                [str(programs.activate), "local:remote", *map(str, descriptors), "--", *command],
+                [str(programs.activate), ":".join(self._names), *map(str, descriptors), "--", *command],
                 env=environ | {"NOTIFY_SOCKET": str(self.notify.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=descriptors,
             )
-        return Server(process, self.local, errors, self)
+        return Server(process, self.path, errors, self)
 
     def close(self) -> None:
         """Close and remove the sockets."""
-        for listening, path in zip(self._sockets, (self.local, self._remote), strict=True):
+        for listening, path in zip(self._sockets, self._paths, strict=True):
             listening.close()
             path.unlink(missing_ok=True)
         self.notify.close()
@@ -267,7 +273,11 @@ def start_router(home: Path) -> Server:
 def start_broker(programs: Programs, home: Path) -> Server:
     """Start the broker as a service manager would: inherited listeners and NOTIFY_SOCKET. Returns at READY."""
     listener = Listener(home)
-    server = listener.spawn(programs, broker_command(), environment(home))
+    return await_ready(listener, listener.spawn(programs, broker_command(), environment(home)))
+
+
+def await_ready(listener: Listener, server: Server) -> Server:
+    """Wait until `server` said READY=1 to its `listener`. BenchError when it does not; it is stopped then."""
     deadline = time.perf_counter() + READY_TIMEOUT
     while listener.notify.ready is None:
         if not server.alive() or time.perf_counter() > deadline:

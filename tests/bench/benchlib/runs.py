@@ -52,7 +52,8 @@ class Plan(NamedTuple):
     """How long and how often.
 
     In each of `rounds` rounds and in each place `brokers` brokers lead one run each, with as many reports of either
-    worker as `turns` says of the place: where commits wait for nothing, more fit into the time. At the end `crowd` brokers run at once, and wait for a person for `wait_seconds`.
+    worker as `turns` says of the place: where commits wait for nothing, more fit into the time. At the end `crowd`
+    brokers run at once, and wait for a person for `wait_seconds`.
     """
 
     rounds: int

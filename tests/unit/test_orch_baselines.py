@@ -74,3 +74,15 @@ def test_redelivered_work_follows_the_baseline_that_was_lost() -> None:
     assert stage.kinds_sent("implementer") == ["response"]
     assert stage.control("redeliver", "implementer")["status"] == "accepted"
     assert stage.kinds_sent("implementer") == ["response", "baseline", "implementation"]
+
+
+def test_a_report_proves_the_baseline_too() -> None:
+    stage = Stage(["implementer", "reviewer"], flow="phased")
+    stage.all_come()
+    stage.engine.workflow.state.unread["implementer"] = ""
+    stage.leave("implementer")
+    stage.hello("implementer")
+    assert stage.workflow == "uncertain"
+    stage.report("implementer")
+    assert stage.kinds_sent("implementer")[-2:] == ["implementation", "response"]
+    assert stage.database.meta["unread"] == "[]"

@@ -315,6 +315,8 @@ class Workers:
         row = state.roles[link.role]
         if row.active_assignment_id != assignment.id:
             raise Refusal(Code.CONFLICT, "Assignment is not active for this role", "assignment_id", frame.id)
+        # Who worked on it got it after the baseline.
+        self._routing.baseline_read(link.role)
         report = self._accept_report(row, assignment, frame)
         self._routing.remember(report)
         self._routing.route(report, assignment.kind)

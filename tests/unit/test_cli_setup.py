@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,27 @@ def test_setup_twice_changes_nothing_and_undo_takes_back(config: Path, capsys: p
     assert main(["setup", "--undo"]) == 0
     assert files(config) == {"intercom.socket.d/mine.conf": "[Socket]\n"}
     assert not (config / "intercom-gateway.socket.d").exists()
+
+
+def test_undo_has_the_sockets_of_the_units_removed_and_nobody_else_s(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="su", dir="/tmp") as root, ExitStack() as opened:
+        monkeypatch.setenv("PI_CODING_AGENT_DIR", f"{root}/100% mine")
+        directory = Path(root, "100% mine/intercom")
+        directory.mkdir(parents=True)
+        assert main(["setup"]) == 0
+        listening = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(str(directory / "remote-gateway.sock"))
+        listening.listen()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(directory / "broker.sock"))
+        capsys.readouterr()
+        assert main(["setup", "--undo", "--json"]) == 0
+        following = json.loads(capsys.readouterr().out)["next"]
+        assert f"stop intercom.socket intercom-gateway.socket && rm -f '{directory}/broker.sock' && " in following
+        assert "remote-gateway.sock" not in following
+        assert following.endswith("daemon-reload && systemctl --user start intercom.socket intercom-gateway.socket")
 
 
 def test_undo_leaves_a_file_of_somebody_else(config: Path) -> None:

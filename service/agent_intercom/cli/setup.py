@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
 from agent_intercom.cli import output
 from agent_intercom.cli.exits import OK, CommandError
 from agent_intercom.intercom import paths
+from agent_intercom.intercom.foreign import is_manager, probe
 
 DROP_IN: Final = "agent-dir.conf"
 MOUNTS: Final = "intercom.service.d/50-mounts.conf"
@@ -29,12 +32,22 @@ _HEAD: Final = "# Written by `intercom setup`; `intercom setup --undo` removes i
 
 def setup(options: argparse.Namespace) -> int:
     """`intercom setup`."""
-    changed = _undo() if options.undo else _write()
-    result = {"ok": True, "changed": changed, "next": RELOAD if changed else None}
+    left: list[str] = []
+    changed = _undo(left) if options.undo else _write()
+    following = _reload(left) if changed else None
+    result = {"ok": True, "changed": changed, "next": following}
     verb = "removed" if options.undo else "wrote"
     lines = [f"{verb} {output.printable(name)}" for name in changed] or ["nothing to change"]
-    output.finish(options.json, result, [*lines, *([f"now run: {RELOAD}"] if changed else [])])
+    output.finish(options.json, result, [*lines, *([f"now run: {following}"] if following else [])])
     return OK
+
+
+def _reload(left: list[str]) -> str:
+    """`RELOAD`, which also removes the socket files `left` by units that listen there no more."""
+    if not left:
+        return RELOAD
+    stop, then, start = RELOAD.partition(" && ")
+    return f"{stop} && rm -f {shlex.join(left)}{then}{start}"
 
 
 def drop_ins(directory: str, *, mounts: bool = False) -> dict[str, str]:
@@ -123,7 +136,8 @@ def _impossible(directory: str) -> str:
     return ""
 
 
-def _undo() -> list[str]:
+def _undo(left: list[str]) -> list[str]:
+    """Remove the drop-ins. `left` is told the socket files that the units made there and nobody else listens at."""
     changed = []
     for name in drop_ins("/"):
         path = os.path.join(unit_directory(), name)
@@ -134,9 +148,26 @@ def _undo() -> list[str]:
             raise CommandError("USAGE", "a drop-in of this name was not written by `intercom setup`; it is left alone")
         os.unlink(path)
         changed.append(path)
+        left += filter(_abandoned, _own_sockets(content))
         with suppress(OSError):
             os.rmdir(os.path.dirname(path))
     return changed
+
+
+def _own_sockets(drop_in: str) -> Iterator[str]:
+    """The addresses in the agents' directory that a drop-in of `drop_ins` has its unit listen at."""
+    for line in drop_in.splitlines():
+        key, _, value = line.partition("=")
+        if key == "ListenStream" and value.startswith("/"):
+            yield value.replace("%%", "%")
+
+
+def _abandoned(address: str) -> bool:
+    """Whether a socket file is there at which nobody listens but the service manager."""
+    if not os.path.lexists(address):
+        return False
+    found = probe(address, 0.2)
+    return found.state == "absent" or is_manager(found.pid)
 
 
 def _read(path: str) -> str | None:

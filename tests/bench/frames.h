@@ -33,6 +33,18 @@ static inline double now(void) {
         return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
+/* Microseconds that the main thread of a process has run. */
+static inline double ran(int pid) {
+        char path[64];
+        double ns;
+        snprintf(path, sizeof path, "/proc/%d/schedstat", pid);
+        FILE *f = fopen(path, "r");
+        if (!f || fscanf(f, "%lf", &ns) != 1)
+                die(path);
+        fclose(f);
+        return ns / 1e3;
+}
+
 static inline int ascending(const void *a, const void *b) {
         float x = *(const float *)a, y = *(const float *)b;
         return (x > y) - (x < y);

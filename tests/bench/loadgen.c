@@ -220,18 +220,6 @@ static void latency(double seconds) {
         quantiles("delivered", second, n, "}\n");
 }
 
-/* Microseconds that the main thread of a process has run. */
-static double ran(int pid) {
-        char path[64];
-        double ns;
-        snprintf(path, sizeof path, "/proc/%d/schedstat", pid);
-        FILE *f = fopen(path, "r");
-        if (!f || fscanf(f, "%lf", &ns) != 1)
-                die(path);
-        fclose(f);
-        return ns / 1e3;
-}
-
 static void pairs(int n, int window, int pid, double seconds) {
         struct epoll_event events[EVENTS];
         unsigned long done = 0;

@@ -6,11 +6,12 @@
  * worker has read its assignment, with all that comes before it. Acknowledgements and states are sent between two samples
  * and are answered before the next one begins. Anything unexpected ends it with status 1.
  *
- * runload SOCKET IMPLEMENTER-TOKEN REVIEWER-TOKEN ROUNDS
+ * runload SOCKET IMPLEMENTER-TOKEN REVIEWER-TOKEN ROUNDS PID
  *
  * One JSON object goes to stdout; times are microseconds. `hello` runs from the hello of the last worker, the reviewer, to
  * the implementer's first assignment; `report` ends at the reviewer and `review` at the implementer. `*_bytes` is what
- * that worker received meanwhile.
+ * that worker received meanwhile. `server_us` is what PID, the broker, ran in a round: two reports, and all that is not
+ * timed.
  */
 #define _GNU_SOURCE
 #include "frames.h"
@@ -156,7 +157,7 @@ static void quantiles(const char *name, float *v, int n, unsigned long bytes, co
 
 int main(int argc, char **argv) {
         static float report[ROUNDS], review[ROUNDS];
-        int rounds = argc == 5 ? atoi(argv[4]) : 0;
+        int rounds = argc == 6 ? atoi(argv[4]) : 0;
         unsigned long bytes = 0, back = 0;
         if (rounds < 1 || rounds > ROUNDS) {
                 fprintf(stderr, "usage: see the head of runload.c\n");
@@ -175,10 +176,13 @@ int main(int argc, char **argv) {
         state(&reviewer, "idle");
         state(&implementer, "active");
         settle();
+        int pid = atoi(argv[5]);
+        double since = ran(pid);
         for (int i = 0; i < rounds; i++) {
                 report[i] = (float)reports(&implementer, &reviewer, "implementation", "\"changed_paths\":[\"README.md\"]", &bytes);
                 review[i] = (float)reports(&reviewer, &implementer, "review", "\"verdict\":\"changes_requested\"", &back);
         }
+        printf("\"server_us\":%.1f,", (ran(pid) - since) / rounds);
         quantiles("report", report, rounds, bytes, ",");
         quantiles("review", review, rounds, back, "}\n");
         return 0;

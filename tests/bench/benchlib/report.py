@@ -136,6 +136,7 @@ RUN_FIGURES = (
         )
         for place in ("disk", "memory")
     ),
+    ("runs.memory.server_us", "processor time of a round of two reports", "us"),
     ("runs.disk.fsync", "fsync of 4 KiB, disk", "us"),
     ("runs.memory.fsync", "fsync of 4 KiB, memory", "us"),
     ("runs.bytes.hello", "moved from hello to assignment", "B"),

@@ -233,13 +233,13 @@ def one_round(shop: Workshop, generator: measure.Generator, relay: Server, plan:
     sizes: dict[str, int] = {}
     for place in sorted(PLACES, reverse=bool(turn % 2)):
         led = [_lead(shop, place, plan.turns[place]) for _ in range(plan.brokers)]
-        for figure in ("hello", "report", "review"):
+        for figure in ("hello", "report", "review", "server_us"):
             _note(values, f"{place}.{figure}", "run", median(one[figure] for one in led))
-            sizes[figure] = int(led[0][f"{figure}_bytes"])
+        sizes = {figure: int(led[0][f"{figure}_bytes"]) for figure in ("hello", "report", "review")}
         directory = shop.places[place] / f"commit{turn}"
         directory.mkdir()
         alone = shop.output([PYTHON, str(HERE / "commit.py"), str(directory), str(plan.brokers * plan.turns[place])])
-        for figure in ("hello", "report", "review"):
+        for figure in sizes:
             _note(values, f"{place}.{figure}", "commit", alone["commit"])
         _note(values, f"{place}.fsync", "commit", alone["fsync"])
     for figure, size in sizes.items():
@@ -258,9 +258,10 @@ def _lead(shop: Workshop, place: str, turns: int) -> dict[str, float]:
     run = shop.run(place)
     with shop.start(run) as server:
         tokens = [run.tokens[role] for role in ROLES]
-        result = shop.output([str(shop.programs.runload), str(server.path), *tokens, str(turns)])
+        result = shop.output([str(shop.programs.runload), str(server.path), *tokens, str(turns), str(server.pid)])
     return {
         "hello": result["hello"],
+        "server_us": result["server_us"],
         **{figure: result[figure]["p50"] for figure in ("report", "review")},
         **{key: value for key, value in result.items() if key.endswith("_bytes")},
     }

@@ -197,7 +197,7 @@ class Worker:
         """Send a frame and wait for its answer. BenchError when it is a refusal, or does not come."""
         self._requests += 1
         request = f"{self._requests:032x}"
-        self._socket.sendall(measure.framed(hello_like(kind, request, self._envelope, **members)))
+        self._socket.sendall(measure.framed(worker_frame(kind, request, self._envelope, **members)))
         while (frame := self.read())["type"] != "response" or frame["id"] != request:
             pass
         if not frame["success"]:
@@ -218,7 +218,7 @@ class Worker:
         return str(frame["id"])
 
 
-def hello_like(kind: str, request: str, envelope: dict[str, str], **members: object) -> bytes:
+def worker_frame(kind: str, request: str, envelope: dict[str, str], **members: object) -> bytes:
     """A frame of a worker."""
     return json.dumps({"version": 1, "type": kind, "id": request, **envelope, **members}).encode()
 
@@ -284,7 +284,7 @@ def _starts(shop: Workshop) -> Values:
     envelope = {"role": ROLES[0], "token": run.tokens[ROLES[0]]}
     since = time.perf_counter()
     with (
-        measure.connect(listener.path, hello_like("hello", "0" * 32, envelope, generation=1)) as connection,
+        measure.connect(listener.path, worker_frame("hello", "0" * 32, envelope, generation=1)) as connection,
         shop.spawn(listener, run) as server,
     ):
         result["start.answer"]["run"] = measure.await_answer(connection, since, server, b'"connected"')

@@ -187,6 +187,11 @@ class Run:
     # Files.
 
     @property
+    def place_name(self) -> str:
+        """What the broker reads about its run, from the root of the file system."""
+        return f"run/user/{UID}/agent-intercom/run/{self.unit}/run.json"
+
+    @property
     def path(self) -> Path:
         """The run's directory as this process reaches it."""
         return Path(self.bed.root) / self.directory.relative_to("/")
@@ -194,7 +199,7 @@ class Run:
     @property
     def place(self) -> Path:
         """Its place in the runtime directory, as this process reaches it."""
-        return Path(self.bed.root) / f"run/user/{UID}/agent-intercom/run/{self.unit}"
+        return (Path(self.bed.root) / self.place_name).parent
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """What a reader of the database gets."""
@@ -262,6 +267,7 @@ class _Through(Line):
     door: Door
 
     def connect(self) -> None:
+        assert self.losses <= 100, "the broker closes whatever comes"
         self.admitted = False
         self._buffer.clear()
         self.socket = self.door.connect(self.address).sock

@@ -134,7 +134,7 @@ def test_no_word_leaves_the_memory(bed: Any, door: Door) -> None:
     # The search finds what there is: nothing has begun yet.
     assert kept(bed, run, canary) == {
         **{"manifest.json": MANIFEST, "startup.json": STARTUP},
-        f"run/user/{UID}/agent-intercom/run/{run.unit}/run.json": PLACE,
+        run.place_name: PLACE,
     }
     run.start()
     with Team(run, reports(canary), pauses=[("probe", "probe", 1)]) as team:
@@ -142,6 +142,7 @@ def test_no_word_leaves_the_memory(bed: Any, door: Door) -> None:
         offend(run, canary)
         team.come()
         team.until(lambda: team.workers["probe"].thinks, "did it think")
+        assert set(kept(bed, run, canary)) == {"manifest.json", run.place_name}
         for role in ("probe", canary("role")):
             run.send(role, canary("message"))
         for way in (KILL, ("restart",)):
@@ -185,7 +186,7 @@ def everywhere(bed: Any, run: Run, canary: Canaries) -> None:
     assert {name: kinds for name, kinds in found.items() if kinds} == {}
     assert kept(bed, run, canary) == {
         "manifest.json": MANIFEST,
-        f"run/user/{UID}/agent-intercom/run/{run.unit}/run.json": PLACE,
+        run.place_name: PLACE,
     }
     holding = bed.run(["grep", "-rlaF", "-D", "skip", *words(tokens.values()), *EVERYWHERE], check=False).stdout
     allowed = {"control.token", "broker.sqlite3", *(f"{role}.token" for role in run.roles)}

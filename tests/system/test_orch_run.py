@@ -158,4 +158,4 @@ def test_a_run_that_waits_for_a_person_costs_nothing(bed: Any, door: Door) -> No
         implementer.go_on()
         team.until(team.settled, "did the run end")
         assert team.watcher.state == "ready"
-    assert run.workflow() == ("ready", 1)
+    assert run.workflow() == ("ready", 2)

@@ -175,6 +175,18 @@ def test_where_nobody_listens_the_path_and_one_way_out_are_told(
     assert elsewhere == f"intercom setup && {checks.RELOAD}; or `intercom broker`"
 
 
+@pytest.mark.parametrize(("state", "way_out"), [("inactive", "kill 99"), ("failed", "--take-over")])
+def test_our_own_broker_is_ended_by_hand_unless_it_is_in_the_way(
+    state: str, way_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "probe", lambda address, timeout: Probe("compatible", True, 99, os.geteuid()))
+    monkeypatch.setattr(checks, "is_manager", lambda pid: False)
+    monkeypatch.setattr(checks.ownership, "self_bound", lambda directory, pid: True)
+    found = by_name(list(checks.addresses(units(intercom_socket={"ActiveState": state}), checks.hear())))
+    assert way_out in found["compatibility-path"].way_out
+    assert "`intercom broker` runs in the foreground" in found["compatibility-path"].text
+
+
 def test_a_broker_in_the_foreground_needs_no_canonical_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(address: str, timeout: float) -> Probe:
         if address.endswith("broker.sock"):

@@ -202,6 +202,12 @@ def agent_directory(found: Units) -> Iterator[Check]:
     yield Check("agent-directory", "fail", text, _move())
 
 
+def wanted(found: Units) -> bool:
+    """Whether the socket unit would listen if it could: it is active, or its start was refused."""
+    unit = found.units.get("intercom.socket")
+    return unit is not None and unit.get("ActiveState") in {"active", "activating", "failed"}
+
+
 def foreground(found: Probe) -> bool:
     """Whether a process listens that is no service manager."""
     return found.listening and not is_manager(found.pid)
@@ -316,7 +322,8 @@ def _listener(name: str, address: str, found: Probe, units: Units, details: Json
     if (units.units.get("intercom.socket") or {}).get("ActiveState") == "active":
         text = f"{what} where systemd should ({who})"
         return Check(name, "fail", text, "intercom doctor --take-over", details)
-    end = f"end it (Ctrl-C, or kill {found.pid})" if ours else "intercom doctor --take-over"
+    own_end = ours and not wanted(units)
+    end = f"end it (Ctrl-C, or kill {found.pid})" if own_end else "intercom doctor --take-over"
     hint = f"fine for `intercom broker`; to have systemd start it: {end}; then: {START_COMMAND}"
     return Check(name, "warn", f"{what} ({who})", hint, details)
 

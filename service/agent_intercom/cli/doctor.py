@@ -121,7 +121,7 @@ def _take_over(options: argparse.Namespace) -> int:
     """Say whom a foreign broker serves, then ask it to end."""
     address, found = _foreign()
     ours = ownership.self_bound(os.path.dirname(address), found.pid)
-    if ours and found.state == "compatible" and not _in_the_way():
+    if ours and found.state == "compatible" and not checks.wanted(checks.ask_manager()):
         text = f"process {found.pid} is an `intercom broker` in the foreground that is well, and in nobody's way"
         hint = f"To end it: Ctrl-C in its terminal, or kill {found.pid}."
         raise CommandError("NOT_FOREIGN", text, hint=hint)
@@ -148,12 +148,6 @@ def _foreign() -> tuple[str, Probe]:
         if found.listening and not is_manager(found.pid):
             return address, found
     raise CommandError("NOTHING_TO_TAKE_OVER", "no foreign broker listens at our addresses")
-
-
-def _in_the_way() -> bool:
-    """Whether the socket unit would listen if it could: it is active, or its start was refused."""
-    unit = checks.ask_manager().units.get("intercom.socket")
-    return unit is not None and unit.get("ActiveState") in {"active", "activating", "failed"}
 
 
 def _holds(found: Probe, sessions: list[tuple[str, str]] | None, ours: bool) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.mockmodel import Model, call, report, saved
 from tests.system import realpi
-from tests.system.runs import Run, Team
+from tests.system.runs import KILL, Run, Team
 from tests.system.wire import Door
 
 HOME = "/home/alice/.local/worker"
@@ -59,6 +59,7 @@ def door(bed: Any) -> Iterator[Door]:
 
 
 def test_two_rounds_with_the_real_pi(bed: Any, door: Door) -> None:
+    """Planned, probed, reviewed, sent back and reviewed again; the broker is killed on the way."""
     programs = realpi.programs(bed.root)
     run = Run(bed, door, "probe", flow="phased")
     with Model(SCRIPT) as model:
@@ -75,6 +76,10 @@ def test_two_rounds_with_the_real_pi(bed: Any, door: Door) -> None:
         assert not (run.path / "startup.json").exists()
         model.release("implementation")
         assert model.held("repair")
+        run.told("active, round 2; 3 of 3 workers connected")
+        before = run.pid
+        run.systemctl(*KILL, run.service)
+        run.next_pid(before)
         run.told("active, round 2; 3 of 3 workers connected")
         model.release("repair")
         run.told("ready, round 2; 3 of 3 workers connected")
@@ -138,21 +143,21 @@ def test_a_run_that_waits_for_a_person_costs_nothing(bed: Any, door: Door) -> No
         run.told("needs_attention, round 1; 2 of 2 workers connected")
         process = bed.root / f"proc/{run.pid}"
 
-        def spent() -> tuple[list[str], int]:
+        def spent() -> tuple[int, int]:
             """Processor time in ticks, and how often the process woke up."""
             ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
-            (switches,) = [
-                line for line in (process / "status").read_text().splitlines() if line.startswith("voluntary")
-            ]
-            return ticks, int(switches.split()[1])
+            lines = (process / "status").read_text().splitlines()
+            (switches,) = [line.split()[1] for line in lines if line.startswith("voluntary")]
+            return sum(map(int, ticks)), int(switches)
 
         ticks, wakes = spent()
         # That nothing happens can only be waited for.
         time.sleep(5)
         later, more = spent()
-        assert later == ticks
         # Half of the watchdog's time is longer than this, so it pings at most once.
         assert more - wakes <= 2
+        # The time of one ping can be what was missing of a tick.
+        assert later - ticks <= (more > wakes)
         answer = run.send("implementer", "Go on.")
         assert answer["status"] == "accepted"
         implementer.go_on()

@@ -87,6 +87,13 @@ def test_only_the_owner_s_status_file_counts(tmp_path: Path) -> None:
     assert status._status_text(address, Probe("absent", False, 99)) is None
     found = status._status_text(address, Probe("compatible", True, 99, os.geteuid()))
     assert status.degraded(found) == ["STATE_FULL"]
+    # One that was killed left it, and the process has its number by now.
+    (tmp_path / "broker.owner").write_text(str(os.getpid()))
+    mine = Probe("compatible", True, os.getpid(), os.geteuid())
+    assert status._status_text(address, mine) is not None
+    os.utime(tmp_path / "broker.status", (1, 1))
+    assert status._status_text(address, mine) is None
+    (tmp_path / "broker.owner").write_text("99")
     (tmp_path / "broker.status").unlink()
     assert status._status_text(address, Probe("compatible", True, 99, os.geteuid())) is None
 

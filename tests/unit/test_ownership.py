@@ -255,17 +255,6 @@ def test_what_closes_is_told_from_what_is_silent(short: Path) -> None:
         closing.join()
 
 
-def test_a_status_file_of_another_process_makes_no_broker_ours(intercom: Path, other: int) -> None:
-    ownership.acquire_owner(str(intercom), other)
-    assert not ownership.self_bound(str(intercom), other)
-    ownership.write_status(str(intercom), "1 session")
-    assert ownership.self_bound(str(intercom), other)
-    assert not ownership.self_bound(str(intercom), os.getpid())
-    assert not ownership.self_bound(str(intercom), None)
-    os.utime(intercom / "broker.status", (1, 1))
-    assert not ownership.self_bound(str(intercom), other)
-
-
 def test_a_listener_whose_backlog_is_full_listens(short: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as clients:
         listener.bind(str(short / "s"))

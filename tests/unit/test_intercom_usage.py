@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.cli import place
+from agent_intercom.cli import place, watch
 from agent_intercom.cli.exits import way_out
 from agent_intercom.cli.main import main
 from agent_intercom.intercom import paths
+from agent_intercom.intercom.client_types import Connected
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +166,28 @@ def test_one_setting_is_one_setting(home: Path, capsys: pytest.CaptureFixture[st
     shown(home, "max_sessions = 0", capsys)
     assert main(["config", "check", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["text"].startswith("1 setting cannot")
+
+
+# Where messages are kept.
+
+
+@pytest.mark.parametrize(("kind", "words"), [("ext4", "is on ext4, not in memory"), (None, "where nobody can tell")])
+def test_a_watch_says_first_where_messages_do_not_stay_in_memory(
+    kind: str | None, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "file_system", lambda path: kind)
+    for as_json in (False, True):
+        printer = watch.Printer(as_json, False, "/somewhere")
+        printer.show(Connected("me", False))
+        printer.show(Connected("me", True))
+        out, err = capsys.readouterr()
+        if as_json:
+            first, *others = [json.loads(line) for line in out.splitlines()]
+            assert first == {"event": "not_in_memory", "fileSystem": kind}
+            assert [event["event"] for event in others] == ["connected", "connected"]
+        else:
+            assert words in err
+            assert err.count("\n") == 1
 
 
 # Where the units have to listen.

@@ -115,8 +115,8 @@ class Printer:
         if self._as_json:
             output.emit(output.json_line({"event": "not_in_memory", "fileSystem": kind}))
             return
-        where = "where nobody can tell" if kind is None else f"on {kind}"
-        text = f"XDG_RUNTIME_DIR is {where}, not in memory: the messages of this seat are written there"
+        where = "where nobody can tell" if kind is None else f"on {kind}, not in memory"
+        text = f"XDG_RUNTIME_DIR is {where}: the messages of this seat are written there"
         output.complain(text, "Set it to a private directory in memory.")
 
     def _hidden(self, event: Event) -> bool:

@@ -17,7 +17,7 @@ from tests.system.wire import Door
 HOME = "/home/alice/.local/worker"
 AGENT = f"{HOME}/agent"
 
-TEXT = "words " * 400
+TEXT = "words " * 1000
 SCRIPT = {
     ("implementer", "implementation", 1): [
         {"hold": "implementation"},

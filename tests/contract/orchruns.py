@@ -88,7 +88,7 @@ class Run:
         self.tokens = dict(made.tokens)
         self.control_token = made.control_token
         place = runtime.RunPlace(
-            directory=made.path, scope=None, environment={}, observer_report_usage=report_usage, session=SESSION
+            directory=made.path, scope=None, environment={}, observer_report_usage=report_usage
         )
         runtime.write(str(self.runtime), self.unit, place)
         self.socket = Path(runtime.socket_path(str(self.runtime), self.unit))

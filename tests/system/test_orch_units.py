@@ -98,7 +98,7 @@ _WRITE = """
 import os
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.runtime import RunPlace
-place = RunPlace(directory="/nonexistent/s/r", scope=None, environment={}, observer_report_usage=False, session="s")
+place = RunPlace(directory="/nonexistent/s/r", scope=None, environment={}, observer_report_usage=False)
 where = runtime.runtime_dir(os.environ)
 runtime.write(where, sys.argv[1], place)
 print(runtime.socket_path(where, sys.argv[1]))
@@ -123,7 +123,7 @@ spec = RunSpec(
 run = rundir.create("/home/alice/.pi/runs", "s", "r", spec, system_now())
 where = runtime.runtime_dir(os.environ)
 for unit in sys.argv[1:]:
-    place = dict(directory=run.path, scope=None, environment={}, observer_report_usage=False, session="s")
+    place = dict(directory=run.path, scope=None, environment={}, observer_report_usage=False)
     runtime.write(where, unit, RunPlace(**place))
 """
 

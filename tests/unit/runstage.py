@@ -143,6 +143,7 @@ class Stage:
         self.ended: set[int] = set()
         self.workers: dict[str, int] = {}
         self.generations = dict.fromkeys(self.roles, 1)
+        self.been: dict[int, tuple[str, int]] = {}
         self.states: list[str] = []
         self.log: list[tuple[int, int, Now, bytes]] = []
         self.boot()
@@ -178,7 +179,7 @@ class Stage:
 
     def replayed(self) -> Engine:
         """An engine that was fed the log again."""
-        engine = Engine.restored(self.begun, self.limits)
+        engine = Engine.restored(self.begun)
         for kind, number, now, data in self.log:
             engine.replay(kind, number, now, data)
             engine.take()
@@ -240,6 +241,7 @@ class Stage:
         answers = self.say(number, self.envelope("hello", role, generation=at))
         if number not in self.ended:
             self.workers[role] = number
+            self.been[number] = (role, at)
         return answers
 
     def all_come(self) -> None:

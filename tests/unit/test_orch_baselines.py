@@ -47,8 +47,9 @@ def test_a_baseline_that_nobody_has_any_more_makes_the_run_uncertain() -> None:
     stage.hello("implementer")
     assert stage.workflow == "active"
     stage.hello("reviewer")
-    assert (stage.workflow, stage.role_state("reviewer")) == ("uncertain", "uncertain")
+    assert stage.workflow == "active", "it has nothing to do yet"
     stage.report("implementer")
+    assert (stage.workflow, stage.role_state("reviewer")) == ("uncertain", "uncertain")
     assert stage.current("reviewer") is None
     assert stage.database.meta["owed"] == '{"reviewer":[1,"review"]}'
 

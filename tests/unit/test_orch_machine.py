@@ -32,6 +32,8 @@ class Run(RuleBasedStateMachine):
         task = "Fix a typo in the readme" if docs else "Make the thing work"
         self.stage = Stage(team, flow=flow, forced=["probe"] if forced and size > 2 else [], task=task)
         self.operator = False
+        self.forgetful = False
+        self.pardoned: set[str] = set()
         self.was = self.stage.workflow
         self.stage.observe()
         if rounds:
@@ -116,7 +118,9 @@ class Run(RuleBasedStateMachine):
     def command(self, role: str, action: str) -> None:
         if role not in self.stage.roles:
             return
-        self.operator = True
+        self.operator = action == "redeliver"
+        if action == "redeliver" and self.forgetful:
+            self.pardoned.add(role)
         if action == "send":
             self.stage.send(role)
         elif action == "restart":
@@ -129,6 +133,7 @@ class Run(RuleBasedStateMachine):
     @rule(remembers=st.booleans())
     def crash(self, remembers: bool) -> None:
         if remembers or self.stage.startup is None or self.stage.workflow in ("connecting", "starting"):
+            self.forgetful |= not remembers
             self.stage.crash(remembers=remembers)
 
     @rule(ms=st.sampled_from([1, 500, 70_000]))
@@ -220,6 +225,25 @@ class Run(RuleBasedStateMachine):
         if state.workflow in ("active", "needs_attention"):
             opened = [each for each in state.assignments.values() if each.state != "completed"]
             assert opened or state.owed, "nobody has anything to do"
+            for role in state.owed:
+                assert role not in state.workers or state.roles[role].state == "uncertain"
+            stopped = [each.role for each in opened if state.roles[each.role].state == "waiting"]
+            assert not stopped or state.workflow == "needs_attention", "nobody is told who has stopped"
+
+    @invariant()
+    def nobody_works_without_a_baseline(self) -> None:
+        """But for whom a person sent on without one, after the broker had lost it."""
+        if not hasattr(self, "stage"):
+            return
+        told = set()
+        given = set()
+        for number, who in self.stage.been.items():
+            for frame in self.stage.frames[number]:
+                if frame.get("kind") == "baseline":
+                    told.add(who)
+                elif frame["type"] == "assignment" and who not in told:
+                    given.add(who)
+        assert {role for role, _ in given} <= self.pardoned
 
     @invariant()
     def snapshots_are_whole(self) -> None:

@@ -24,7 +24,7 @@ NOW = Now(0, 1_785_585_600_123)
 CANARY = "canary-7f3a"
 RUN_ID = "20260801T120000Z-4242"
 ROLE = RoleSpec(provider="openai", model="m", thinking="high")
-STARTUP = Startup(task=f"{CANARY} täsk \ud800", role_tasks={"probe": f"{CANARY} look"}, context_capsule=f"{CANARY} c")
+STARTUP = Startup(task=f"{CANARY} täsk \U0001f600", role_tasks={"probe": f"{CANARY} look"}, context_capsule=f"{CANARY} c")
 
 
 @pytest.fixture(autouse=True)
@@ -168,8 +168,9 @@ def test_keys_of_the_startup_file(root: Path, startup: Startup, keys: set[str]) 
 
 def test_text_outside_ascii_takes_its_own_length(root: Path) -> None:
     """Escaped it would be three times as long as the file may be."""
-    startup = Startup(task="ü" * 120_000, role_tasks={})
-    assert rundir.take_startup(create(root, startup=startup).path) == startup
+    startup = Startup(task="t", role_tasks={role: "ü" * 30_000 for role in ("probe", "playwright", "django")})
+    five = {role: RoleSpec(provider="p", model="m", thinking="low") for role in contract.ROLES}
+    assert rundir.take_startup(create(root, startup=startup, roles=five).path) == startup
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,9 @@ def test_text_outside_ascii_takes_its_own_length(root: Path) -> None:
         (Startup(task="t" * 262_144, role_tasks={}), "startup_too_large"),
         (Startup(task="t", role_tasks={}, context_capsule="ä" * 6_145), "context_capsule_too_large"),
         (Startup(task="t", role_tasks={}, workspace_capsule="x" * 8_193), "workspace_capsule_invalid"),
+        (Startup(task="t \ud800", role_tasks={}), "startup_invalid"),
+        (Startup(task="t", role_tasks={"probe": "\udce9"}), "startup_invalid"),
+        (Startup(task="t" * 32_768, role_tasks={}), "worker_context_too_large"),
         (Startup(task="t", role_tasks={"django": "x"}), "startup_invalid"),
         (Startup(task="t", role_tasks={"other": "x"}), "startup_invalid"),
     ],

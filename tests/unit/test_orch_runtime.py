@@ -22,7 +22,6 @@ PLACE = RunPlace(
     scope="scope-0123456789abcdef",
     environment={"PATH": "/usr/bin", "KEY": "s3cret", "BYTES": os.fsdecode(b"\xff\xfe"), "EMPTY": ""},
     observer_report_usage=True,
-    session="pi-demo-agents",
 )
 
 
@@ -70,7 +69,7 @@ def test_directories_that_are_there_are_closed(tmp_path: Path, place: Path) -> N
 def test_a_second_start_of_a_run_is_refused(tmp_path: Path, place: Path) -> None:
     runtime.write(str(tmp_path), "a1", PLACE)
     (place / "gate").touch()
-    other = msgspec.structs.replace(PLACE, session="other")
+    other = msgspec.structs.replace(PLACE, observer_report_usage=not PLACE.observer_report_usage)
     assert code(runtime.write, str(tmp_path), "a1", other) == "run_exists"
     assert runtime.read(str(tmp_path), "a1") == PLACE
 
@@ -148,7 +147,6 @@ def test_what_another_user_owns_is_refused(tmp_path: Path, place: Path, name: st
         {"scope": "scope 0123456789abcdef"},
         {"scope": "scope-0123456789abcdef\n"},
         {"scope": ""},
-        {"session": "a/b"},
         {"environment": {"A=B": "x"}},
         {"environment": {"A": "x\0"}},
         {"environment": {"A": 1}},

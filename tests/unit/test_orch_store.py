@@ -196,7 +196,7 @@ def test_the_connection_is_as_promised(store: Store) -> None:
     db = store._db
     assert db.pragma("synchronous") == 2
     assert db.pragma("foreign_keys") == 1
-    assert db.pragma("busy_timeout") == 5000
+    assert db.pragma("busy_timeout") == 100
     assert db.pragma("journal_mode") == "delete"
 
 

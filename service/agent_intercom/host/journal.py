@@ -166,6 +166,12 @@ class Event(Enum):
         "Run cannot be served, every request is refused",
         {"code": CODE},
     )
+    RUN_STALLED = Definition(
+        "91c5d2e7b03f4a6e8d1f7a24c6b9035e", ERROR, "Database cannot be used, the run stands still", {"code": CODE}
+    )
+    STARTUP_KEPT = Definition(
+        "e4a7160d5c2b4f3998d0b6127fa3c85d", WARNING, "Startup file could not be deleted", {"code": CODE}
+    )
     PEER_NOT_READING = Definition(
         "c7d40b8e52a1469c93f6e0b7a4d8125f",
         WARNING,

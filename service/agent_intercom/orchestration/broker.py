@@ -27,6 +27,7 @@ from agent_intercom.orchestration.contract import Limits, RoleState
 from agent_intercom.orchestration.effects import Bound, Drop, Effect, Finish, ForgetStartup, Note, Save, Tell, Write
 from agent_intercom.orchestration.engine import Engine
 from agent_intercom.orchestration.store import StoreError
+from agent_intercom.orchestration.workflow.ledger import event_note
 from agent_intercom.orchestration.workflow.state import NEVER
 from agent_intercom.wire.clock import Now, system_now
 from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
@@ -60,7 +61,7 @@ class Database(Protocol):
 class Broker:
     """The broker of one run on one loop. Made by `launch`; `stopped` is set when it wants to end.
 
-    `forget_startup` deletes the startup file. Raises nothing.
+    `forget_startup` deletes the startup file; it returns the code of what prevents that, and raises nothing.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Broker:
         notifier: Notifier,
         journal: Journal,
         store: Database,
-        forget_startup: Callable[[], None],
+        forget_startup: Callable[[], str | None],
         bound: str,
         clock: Callable[[], Now] = system_now,
         reactor_limits: ReactorLimits = REACTOR_LIMITS,
@@ -86,7 +87,7 @@ class Broker:
         self._notifier = notifier
         self._journal = journal
         self._store = store
-        self._forget_startup = forget_startup
+        self._delete_startup = forget_startup
         self._bound = bound
         self._clock = clock
         self._reactor = Reactor(loop, self, tape, uid=os.getuid(), clock=clock, limits=reactor_limits)
@@ -94,6 +95,7 @@ class Broker:
         self._rows: list[rows.Change] = []
         self._held: list[Effect] = []
         self._problem: str | None = None
+        self._startup_kept = False
         self._short = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
@@ -109,11 +111,13 @@ class Broker:
         """Start with what the database says: there is no predecessor's memory."""
         self._reactor.run_batch(lambda now: self._engine.started(now, remembers=False))
         self._snapshot()
+        if self._engine.workflow.state.startup is None:
+            self._forget_startup()
 
     def restore(
-        self, loaded: recovery.Recovered[Engine], descriptors: dict[int, int], doubtful: set[int]
+        self, loaded: recovery.Recovered[Engine], descriptors: dict[int, int], doubtful: set[int], told: int
     ) -> None:
-        """Go on where the predecessor stopped.
+        """Go on where the predecessor stopped. `told` is the number of the last event that the database has.
 
         `descriptors` are the stored connections by number; `doubtful` are those whose last system call has no record.
         """
@@ -135,6 +139,9 @@ class Broker:
             socket.socket(fileno=fd).close()
         self._safekeeping.found(kept)
         self._restored = len(kept)
+        # The predecessor may have died before it logged these.
+        untold = [row for row in self._engine.unsaved if isinstance(row, rows.Event) and row.sequence > told]
+        self._held += [event_note(row) for row in untold]
         self._rows += self._engine.unsaved
         self._engine.unsaved = []
         self._reactor.run_batch(lambda now: self._resume(kept, now))
@@ -156,6 +163,7 @@ class Broker:
         self._tape.settle()
         self._tape.record(inputs.STARTED, 0, now, b"remembers")
         engine.started(now, remembers=True)
+        engine.apply(self._limits)
         for number, connection in kept.items():
             if links[number].kind:
                 self._reactor.watch_peer_death(connection)
@@ -183,13 +191,10 @@ class Broker:
             self._reactor.pause(connection)
 
     def received(self, connection: Connection, data: memoryview, now: Now) -> None:
-        try:
-            self._engine.received(connection.number, data, now)
-        except Exception as error:
-            # A fault of ours must not take the run along; whoever met it connects again.
+        self._engine.received(connection.number, data, now)
+        for error in self._engine.faults:
             faults.tell(error, self._journal)
-            self._reactor.destroy(connection)
-            self.lost(connection, "internal", now)
+        self._engine.faults.clear()
 
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
         if reason == "not-reading":
@@ -240,7 +245,9 @@ class Broker:
             self._store.apply(self._rows)
         except StoreError as error:
             if self._problem is None:
-                self._journal.emit(Event.STORE_DEGRADED, code=error.code)
+                self._journal.emit(Event.RUN_STALLED, code=error.code)
+                # Nobody is heard until then, so nobody is let in either: each would cost a descriptor.
+                self._reactor.hold_listening(True)
                 for connection in self._reactor.connections.values():
                     self._reactor.pause(connection)
             self._problem = error.code
@@ -253,6 +260,7 @@ class Broker:
             self._journal.emit(Event.STORE_RECOVERED)
             for connection in self._reactor.connections.values():
                 self._reactor.resume(connection)
+            self._reactor.hold_listening(False)
             self._status_soon()
         for connection in self._reactor.connections.values():
             if connection.corked and not self._safekeeping.holds(connection):
@@ -291,6 +299,14 @@ class Broker:
         else:
             self._forget(connection.number)
             self._reactor.destroy(connection)
+
+    def _forget_startup(self) -> None:
+        """Delete the startup file: what it holds is in memory, or needed no more."""
+        code = self._delete_startup()
+        if code is not None:
+            self._journal.emit(Event.STARTUP_KEPT, code=code)
+        self._startup_kept = code is not None
+        self._status_soon()
 
     def _forget(self, number: int) -> None:
         """A connection is about to go: nothing of it may come back after a restart."""
@@ -343,7 +359,9 @@ class Broker:
 
     def status_text(self) -> str:
         """One line for `systemctl status`."""
-        problems = [code for code in (self._problem, "OUT_OF_DESCRIPTORS" if self._short else None) if code]
+        problems = [self._problem] if self._problem else []
+        problems += ["OUT_OF_DESCRIPTORS"] if self._short else []
+        problems += ["STARTUP_KEPT"] if self._startup_kept else []
         text = self._engine.workflow.status()
         return f"{text}; degraded: {', '.join(problems)}" if problems else text
 
@@ -378,12 +396,12 @@ class Broker:
             await self._safekeeping.keep_all(going_on)
             # Last, so that no input follows it: the next broker may be of another version, with other rules.
             self._snapshot()
-        for timer in (self._timer, self._status, self._retry):
-            if timer is not None:
-                timer.cancel()
         self._reactor.close(detach=hand_over)
         self._say_disconnected()
         self._forget_startup()
+        for timer in (self._timer, self._status, self._retry):
+            if timer is not None:
+                timer.cancel()
         self._store.close()
         self._notifier.close()
         self._journal.close()
@@ -404,4 +422,4 @@ class Broker:
         try:
             self._store.apply([*self._rows, *away])
         except StoreError as error:
-            self._journal.emit(Event.STORE_DEGRADED, code=error.code)
+            self._journal.emit(Event.RUN_STALLED, code=error.code)

@@ -24,7 +24,10 @@ _TEXT: Final = "This run cannot be served; its unit's status says why"
 
 
 class Refuser:
-    """Answers every first frame with an error. `code` says why; see `RUN_REFUSED` in the journal's catalogue."""
+    """Answers `hello` and `control` with an error and ends every connection.
+
+    `code` says why; see `RUN_REFUSED` in the journal's catalogue.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, code: str, limits: Limits, notifier: Notifier, journal: Journal
@@ -35,7 +38,9 @@ class Refuser:
         self._limits = limits
         self._notifier = notifier
         self._journal = journal
+        self.reason = ""
         self._decoders: dict[int, FrameDecoder] = {}
+        self._deadlines: dict[int, asyncio.TimerHandle] = {}
         self._reactor = Reactor(loop, self, NullTape(), uid=os.getuid())
         self.listen = self._reactor.listen
 
@@ -45,13 +50,16 @@ class Refuser:
         self._journal.emit(Event.RUN_REFUSED, code=self._code)
 
     def stop(self, reason: str) -> None:
-        """End."""
+        """End. `reason` is the name of a signal, or `retry`."""
+        self.reason = self.reason or reason
         self._notifier.stopping()
         self._journal.emit(Event.BROKER_STOPPING, reason=reason)
         self.stopped.set()
 
     def close(self) -> None:
         """Let go of everything."""
+        for deadline in self._deadlines.values():
+            deadline.cancel()
         self._reactor.close()
         self._notifier.close()
         self._journal.close()
@@ -59,12 +67,21 @@ class Refuser:
     # What the reactor tells.
 
     def accepted(self, connection: Connection, now: Now) -> None:
-        self._decoders[connection.number] = FrameDecoder(MAX_FRAME)
-        self._loop.call_later(self._limits.handshake_ms / 1000, self._give_up, connection)
+        number = connection.number
+        self._decoders[number] = FrameDecoder(MAX_FRAME)
+        self._deadlines[number] = self._loop.call_later(self._limits.handshake_ms / 1000, self._give_up, connection)
+        if len(self._decoders) > self._limits.unauthenticated:
+            self._give_up(self._reactor.connections[next(iter(self._decoders))])
 
     def _give_up(self, connection: Connection) -> None:
-        if self._decoders.pop(connection.number, None) is not None:
-            self._reactor.destroy(connection)
+        self._forget(connection.number)
+        self._reactor.destroy(connection)
+
+    def _forget(self, number: int) -> None:
+        self._decoders.pop(number, None)
+        deadline = self._deadlines.pop(number, None)
+        if deadline is not None:
+            deadline.cancel()
 
     def received(self, connection: Connection, data: memoryview, now: Now) -> None:
         decoder = self._decoders.get(connection.number)
@@ -80,11 +97,11 @@ class Refuser:
             answer = None
         if answer is not None:
             connection.queue(pack(answer, MAX_FRAME))
-        del self._decoders[connection.number]
+        self._forget(connection.number)
         self._reactor.end(connection)
 
     def lost(self, connection: Connection, reason: str, now: Now) -> None:
-        self._decoders.pop(connection.number, None)
+        self._forget(connection.number)
 
     def congested(self, connection: Connection, now: Now) -> None:
         """One small answer never congests."""

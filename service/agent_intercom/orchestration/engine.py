@@ -35,8 +35,9 @@ LISTENER: Final = "run"
 
 
 class Snapshot(msgspec.Struct):
-    """An engine at rest: the rules' state and half-read bytes by connection."""
+    """An engine at rest: the rules' state, the limits that they keep, and half-read bytes by connection."""
 
+    limits: Limits
     state: State
     half_read: dict[int, bytes]
 
@@ -47,6 +48,7 @@ class Engine:
     def __init__(self, state: State, limits: Limits) -> None:
         self.workflow = Workflow(state, limits)
         self.unsaved: list[rows.Change] = []
+        self.faults: list[Exception] = []
         self._decoders: dict[int, FrameDecoder] = {}
 
     @property
@@ -57,6 +59,10 @@ class Engine:
     def take(self) -> list[Effect]:
         """The effects since the last call, in order."""
         return self.workflow.take()
+
+    def apply(self, limits: Limits) -> None:
+        """Go on with other limits; to be followed by a snapshot, since no input says so."""
+        self.workflow.limits = limits
 
     def started(self, now: Now, *, remembers: bool) -> None:
         """A broker serves from now on; see `Workflow.started`."""
@@ -84,15 +90,16 @@ class Engine:
         decoder = self._decoders.setdefault(number, FrameDecoder(MAX_FRAME))
         decoder.feed(data)
         try:
-            while number in links and link.kind != "observer" and (payload := decoder.next()) is not None:
+            while number in links and link.kind != "observer" and (payload := _next(decoder)) is not None:
                 self._payload(link, payload, now)
             if link.kind == "observer" and decoder.waiting:
                 raise Refusal(Code.FORBIDDEN, "Observer connections are read-only", "type")
         except Refusal as refusal:
             self.workflow.refuse(link, refusal, now)
-        except WireError as error:
-            text = "Broker frame size is invalid" if error.field == "length" else "Broker frame is not valid JSON"
-            self.workflow.refuse(link, Refusal(Code.INVALID_PROTOCOL, text, error.field or ""), now)
+        except Exception as error:
+            # A fault of the rules: here and not in the shell, so that a replay comes to the same end.
+            self.faults.append(error)
+            self.workflow.failed(link, now)
         if number in links and decoder.waiting:
             decoder.keep()
         else:
@@ -125,16 +132,16 @@ class Engine:
         """The engine as bytes for `restored`."""
         links = self.workflow.state.links
         half_read = {number: each.pending for number, each in self._decoders.items() if number in links}
-        return msgspec.msgpack.encode(Snapshot(self.workflow.state, half_read))
+        return msgspec.msgpack.encode(Snapshot(self.workflow.limits, self.workflow.state, half_read))
 
     @classmethod
-    def restored(cls, data: bytes, limits: Limits) -> Engine:
-        """The engine that `data` was taken of. Raises ValueError where it is none of this format."""
+    def restored(cls, data: bytes) -> Engine:
+        """The engine that `data` was taken of, limits included. Raises ValueError where it is none of this format."""
         try:
             snapshot = msgspec.msgpack.decode(data, type=Snapshot)
         except msgspec.DecodeError as error:
             raise ValueError("bytes of another format") from error
-        engine = cls(snapshot.state, limits)
+        engine = cls(snapshot.state, snapshot.limits)
         for number, data_read in snapshot.half_read.items():
             engine._decoders[number] = decoder = FrameDecoder(MAX_FRAME)
             decoder.feed(data_read)
@@ -155,6 +162,13 @@ class Engine:
             self.started(now, remembers=bytes(data) == b"remembers")
         else:
             raise ValueError(f"input of unknown kind {kind}")
+
+
+def _next(decoder: FrameDecoder) -> bytes | None:
+    try:
+        return decoder.next()
+    except WireError as error:
+        raise Refusal(Code.INVALID_PROTOCOL, "Broker frame size is invalid", "length") from error
 
 
 def _is_control(payload: bytes) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -38,7 +39,9 @@ usage: orchestrate-broker [--bind SOCKET] RUN
 Serve the run RUN (its unit id). systemd starts this as orchestrate@RUN.service.
 With --bind it listens on SOCKET itself, without a service manager.
 
-example: orchestrate-broker --bind /tmp/run.sock a1b2c3
+The directory of SOCKET must be yours alone (mode 0700).
+
+example: orchestrate-broker --bind $XDG_RUNTIME_DIR/run.sock a1b2c3
 
 exit codes:
   0  told to end
@@ -49,6 +52,7 @@ exit codes:
 
 IDENTIFIER: Final = "orchestrate-broker"
 _LOCKED: Final = "STATE_LOCKED"
+_RETRY_DELAY: Final = 10.0
 _SERVED: Final = 3
 """The exit status after which the unit does not try again (`RestartPreventExitStatus=`)."""
 
@@ -89,9 +93,13 @@ class Place:
         )
         return Engine(state, limits)
 
-    def forget_startup(self) -> None:
-        """Delete the startup file, if it is there."""
-        rundir.delete_startup(self.run.path)
+    def forget_startup(self) -> str | None:
+        """Delete the startup file, if it is there; the code of what prevents it."""
+        try:
+            rundir.delete_startup(self.run.path)
+        except Refusal as refusal:
+            return refusal.code
+        return None
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -109,7 +117,6 @@ def main(argv: Sequence[str] = ()) -> int:
         return 2
     started = time.monotonic_ns()
     codec.allow_deep_nesting()
-    os.umask(0o077)
     try:
         given = inherited()
         notifier = Notifier() if given.listeners else Notifier({})
@@ -144,6 +151,8 @@ async def _serve(unit: str, given: Inherited, address: str | None, notifier: Not
         return await _served(place, problem, given, notifier, journal, started)
     from agent_intercom.host import standalone
 
+    if not _private(os.path.dirname(os.path.abspath(address))):
+        return _refuse("the directory of the socket must be yours alone: chmod 0700, or choose another")
     try:
         # Not before: a second broker must not take the first one's address.
         given.listeners.append((LISTENER, standalone.bind(address)))
@@ -167,26 +176,30 @@ async def _served(
     announce: bool = False,
 ) -> int:
     """Serve the run or, where it cannot be served, refuse everybody until told to end."""
-    broker = None
+    fresh = None
     if place is not None:
         try:
-            broker = _broker(place, given, notifier, journal, "itself" if announce else "systemd")
+            # Before anything is adopted: a run that cannot be served leaves its predecessor's memory where it is.
+            fresh = place.engine(limits())
         except (Refusal, StoreError) as error:
             place.store.close()
             problem = error.code
-    if broker is None:
+    if place is None or fresh is None:
         return await _refuse_all(problem, given, notifier, journal, announce=announce)
+    broker = _broker(place, fresh, given, notifier, journal, "itself" if announce else "systemd")
     await _run(broker, given, notifier, started, announce=announce)
     await broker.close(hand_over=not announce)
     return 0
 
 
-def _broker(place: Place, given: Inherited, notifier: Notifier, journal: Journal, bound: str) -> Broker:
+def _broker(
+    place: Place, fresh: Engine, given: Inherited, notifier: Notifier, journal: Journal, bound: str
+) -> Broker:
+    """The broker that goes on from its predecessor's memory, or else with `fresh`, which the database tells of."""
     loop = asyncio.get_running_loop()
     stored = dict(given.stored)
-    bounds = limits()
     tape, recovered, doubtful = (
-        predecessor.adopt(stored, notifier, journal, lambda data: Engine.restored(data, bounds))
+        predecessor.adopt(stored, notifier, journal, Engine.restored)
         if bound == "systemd"
         else (StateFile.create(), None, set[int]())
     )
@@ -194,8 +207,8 @@ def _broker(place: Place, given: Inherited, notifier: Notifier, journal: Journal
     predecessor.discard([*given.unknown, *stored.items()], notifier, journal)
     broker = Broker(
         loop,
-        engine=recovered.engine if recovered else place.engine(bounds),
-        limits=bounds,
+        engine=recovered.engine if recovered else fresh,
+        limits=limits(),
         tape=tape,
         notifier=notifier,
         journal=journal,
@@ -208,9 +221,10 @@ def _broker(place: Place, given: Inherited, notifier: Notifier, journal: Journal
         predecessor.hang_up(descriptors, notifier)
         broker.begin()
     else:
-        for failure in recovered.failures:
+        for failure in (*recovered.failures, *recovered.engine.faults):
             faults.tell(failure, journal)
-        broker.restore(recovered, descriptors, doubtful)
+        recovered.engine.faults.clear()
+        broker.restore(recovered, descriptors, doubtful, fresh.workflow.state.sequence)
     return broker
 
 
@@ -240,9 +254,8 @@ async def _refuse_all(
     code: str, given: Inherited, notifier: Notifier, journal: Journal, *, announce: bool
 ) -> int:
     loop = asyncio.get_running_loop()
-    for name, fd in (*given.stored.items(), *given.unknown):
-        notifier.remove(name)
-        os.close(fd)
+    # The memory file stays in the store: a later broker may be able to go on with it.
+    predecessor.hang_up(predecessor.connections(given.stored), notifier)
     refuser = Refuser(loop, code=code, limits=limits(), notifier=notifier, journal=journal)
     _obey_signals(refuser)
     for _, sock in given.listeners:
@@ -252,9 +265,25 @@ async def _refuse_all(
     refuser.ready()
     if announce:
         print("ready", flush=True)
+    if problem_passes(code) and not announce:
+        loop.call_later(_RETRY_DELAY, refuser.stop, "retry")
     await refuser.stopped.wait()
     refuser.close()
-    return 0
+    return 1 if refuser.reason == "retry" else 0
+
+
+def problem_passes(code: str) -> bool:
+    """Whether what prevents a run from being served may be over in a while, so that the unit is to try again."""
+    return code in ("STATE_FULL", "STATE_READ_ONLY", "STATE_BUSY", "STATE_IO")
+
+
+def _private(directory: str) -> bool:
+    """Whether a directory is this user's alone. Nobody's rights are taken away by binding in it."""
+    try:
+        found = os.lstat(directory)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _refuse(why: str) -> int:

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent_intercom.orchestration import activation, budget, contract, manifest, privatefiles, rows
+from agent_intercom.orchestration import activation, budget, capsules, contract, manifest, privatefiles, reports, rows
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import (
     Manifest,
@@ -137,6 +137,7 @@ def create(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> Run
     forced = activation.forced_list(list(spec.forced_specialists), roles)
     made_of = _manifest(directory, session, run_id, spec, roles, stamp(now))
     files = {manifest.NAME: manifest.encode(made_of), STARTUP: _encode_startup(spec.startup, roles)}
+    _check_baselines(spec, roles)
     tokens = {role: secrets.token_hex(16) for role in roles}
     control = secrets.token_hex(16)
     files |= {_token_name(role): f"{token}\n".encode() for role, token in tokens.items()}
@@ -379,6 +380,17 @@ def _encode_startup(startup: Startup, roles: Sequence[str]) -> bytes:
     return content
 
 
+def _check_baselines(spec: RunSpec, roles: Sequence[str]) -> None:
+    """Every role's baseline fits into a delivery, as its broker will render it."""
+    if not reports.encodable(spec.project):
+        raise Refusal("path_invalid", "the path of the project is not valid Unicode", "project")
+    begin = spec.startup
+    for role in roles:
+        role_task = begin.role_tasks.get(role, "")
+        context, workspace = begin.context_capsule or "", begin.workspace_capsule or ""
+        capsules.baseline(role, spec.project, begin.task, context, role_task, workspace)
+
+
 def _parse_startup(content: bytes) -> Startup:
     if len(content) > contract.MAX_STARTUP:
         raise Refusal("startup_too_large", "the startup file is too long", STARTUP)
@@ -397,6 +409,8 @@ def _parse_startup(content: bytes) -> Startup:
     known = isinstance(role_tasks, dict) and set(contract.ROLES) >= role_tasks.keys()
     if not known or not all(isinstance(text, str) for text in role_tasks.values()):
         raise Refusal("startup_invalid", "the role tasks are invalid", "role_tasks")
+    if not all(map(reports.encodable, (task, context or "", workspace or "", *role_tasks.values()))):
+        raise Refusal("startup_invalid", "a body is not valid Unicode", STARTUP)
     if codec.utf8_length(context or "") > contract.MAX_CAPSULE:
         raise Refusal("context_capsule_too_large", "the context capsule is too long", "context_capsule")
     if codec.utf8_length(workspace or "") > MAX_WORKSPACE_CAPSULE:

@@ -35,9 +35,8 @@ MAX_BYTES: Final = 2_097_152
 MAX_SOCKET_PATH: Final = 107
 SCOPE_ENVIRONMENT: Final = "AGENT_INTERCOM_SCOPE_ID"
 SCOPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
-_KEYS: Final = frozenset({"version", "directory", "scope", "environment", "observer_report_usage", "session"})
+_KEYS: Final = frozenset({"version", "directory", "scope", "environment", "observer_report_usage"})
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_SESSION: Final = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
 class RunPlace(msgspec.Struct, kw_only=True, frozen=True):
@@ -51,7 +50,6 @@ class RunPlace(msgspec.Struct, kw_only=True, frozen=True):
     scope: str | None
     environment: Mapping[str, str]
     observer_report_usage: bool
-    session: str
 
     def __repr__(self) -> str:
         return "RunPlace()"
@@ -180,8 +178,6 @@ def _parse(content: bytes) -> RunPlace:
         _refuse("directory")
     if place.scope is not None and SCOPE_PATTERN.fullmatch(place.scope) is None:
         _refuse("scope")
-    if _SESSION.fullmatch(place.session) is None:
-        _refuse("session")
     for name, value in place.environment.items():
         # Two words for the scope could differ.
         if _VARIABLE.fullmatch(name) is None or "\0" in value or name == SCOPE_ENVIRONMENT:

@@ -25,7 +25,8 @@ from agent_intercom.orchestration import contract, rows, schema
 
 DATABASE = "broker.sqlite3"
 LOCK_SUFFIX = ".lock"
-BUSY_TIMEOUT_MS = 5_000
+BUSY_TIMEOUT_MS = 100
+OPENING_TIMEOUT_MS = 5_000
 
 STATE_READ_ONLY = "STATE_READ_ONLY"
 STATE_FULL = "STATE_FULL"
@@ -99,6 +100,8 @@ class Store:
             with _translated(db):
                 _prepare(db)
             undo.pop_all()
+        # From here on the caller has a loop to serve, and tries again by itself.
+        db.set_busy_timeout(BUSY_TIMEOUT_MS)
         return cls(lock, db)
 
     def load(self) -> rows.Retained:
@@ -266,7 +269,7 @@ def _connect(path: str, vfs: str | None) -> apsw.Connection:
                 (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
             ):
                 db.config(option, value)
-            db.set_busy_timeout(BUSY_TIMEOUT_MS)
+            db.set_busy_timeout(OPENING_TIMEOUT_MS)
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA foreign_keys = ON")
             db.execute("PRAGMA temp_store = MEMORY")

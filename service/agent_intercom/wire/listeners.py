@@ -40,6 +40,7 @@ class Listeners:
         self._sockets: dict[int, tuple[socket.socket, str]] = {}
         self._stopped: list[socket.socket] = []
         self._resting = False
+        self._held = False
         self._short = False
         self._retry_handle: asyncio.Handle | None = None
 
@@ -76,12 +77,22 @@ class Listeners:
 
     def freed(self) -> None:
         """A descriptor was closed: try again soon if peers are waiting for one."""
-        if self._short or self._resting:
+        if (self._short or self._resting) and not self._held:
             self._schedule(0)
 
     def idle(self) -> bool:
         """Whether no peer waits in any queue."""
         return not _readable(*self._sockets)
+
+    def hold(self, held: bool) -> None:
+        """Accept nobody while `held`; who connects waits in the queue."""
+        self._held = held
+        if not held:
+            self._schedule(0)
+        elif not self._resting:
+            self._resting = True
+            for fd in self._sockets:
+                self._epoll.unregister(fd)
 
     def stop(self) -> None:
         """Accept nobody from here on; who connects waits in the queue. The sockets stay open."""
@@ -130,6 +141,8 @@ class Listeners:
         self._run_batch(self._accept_all)
 
     def _accept_all(self) -> None:
+        if self._held:
+            return
         if self._resting:
             self._resting = False
             for fd in self._sockets:

@@ -172,6 +172,10 @@ class Reactor:
         """Whether no connection waits in any listener's queue."""
         return self._listeners.idle()
 
+    def hold_listening(self, held: bool) -> None:
+        """Accept nobody while `held`; who connects waits in the listener's queue."""
+        self._listeners.hold(held)
+
     def stop_listening(self) -> None:
         """Accept nobody from here on; who connects waits in the listener's queue. The listeners stay open."""
         self._listeners.stop()

@@ -124,7 +124,7 @@ class Workshop:
             self.environ["XDG_RUNTIME_DIR"],
             unit,
             runtime.RunPlace(
-                directory=made.path, scope=None, environment={}, observer_report_usage=True, session="bench"
+                directory=made.path, scope=None, environment={}, observer_report_usage=True
             ),
         )
         return Run(unit, dict(made.tokens))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hmac
 
 from agent_intercom.orchestration import capsules, encode, frames
-from agent_intercom.orchestration.contract import Code, Limits, RoleState
+from agent_intercom.orchestration.contract import Code, CommandStatus, Limits, RoleState
 from agent_intercom.orchestration.contract import Workflow as States
 from agent_intercom.orchestration.effects import Drop, Effect, Note, Tell
 from agent_intercom.orchestration.errors import Refusal
@@ -147,9 +147,24 @@ class Workflow:
             request = refusal.request or ledger.fresh_id()
             ledger.write(link.number, encode.response(request, False, refusal.code, refusal.text))
         elif kind == "control" and refusal.request is not None:
-            ledger.write(link.number, encode.control_response(refusal.request, "conflict", False))
+            ledger.write(link.number, encode.control_response(refusal.request, CommandStatus.CONFLICT, False))
         if kind == "worker":
             ledger.effects.append(Note("WORKER_REFUSED", {"role": link.role, "code": refusal.code}))
+        self.dismiss(link, now)
+
+    def failed(self, link: Link, now: Now) -> None:
+        """The rules met a fault of their own while they served a connection.
+
+        What a worker or a person had decided is half done, and nobody knows which half: the run is uncertain (section
+        2.5). Who has not said who it is cannot have that effect.
+        """
+        self._ledger.now = now
+        ledger = self._ledger
+        if link.kind in ("worker", "control"):
+            ledger.become_uncertain(role=link.role or None)
+        if link.kind == "worker":
+            text = "Report routing became uncertain"
+            ledger.write(link.number, encode.response(ledger.fresh_id(), False, Code.BROKER_UNCERTAIN, text))
         self.dismiss(link, now)
 
     # Observers (section 3.3).
@@ -199,5 +214,7 @@ class Workflow:
         away = [role for role in state.roles if role not in state.workers]
         if away and state.waiting_since == NEVER:
             text += f"; never came or away: {', '.join(away)}"
-        owed = list(state.owed)
-        return f"{text}; work waits for {', '.join(owed)}" if owed else text
+        for words, state_of in (("without a report", RoleState.WAITING), ("in doubt", RoleState.UNCERTAIN)):
+            named = [role for role, row in state.roles.items() if row.state == state_of]
+            text += f"; {words}: {', '.join(named)}" if named else ""
+        return f"{text}; work waits for {', '.join(state.owed)}" if state.owed else text

@@ -20,6 +20,12 @@ def stamp(now: Now) -> str:
     return datetime.fromtimestamp(now.wall / 1000, UTC).isoformat(timespec="microseconds")
 
 
+def event_note(row: rows.Event) -> Note:
+    """The line of the journal for an event."""
+    fields = {"sequence": row.sequence, "run_event": row.event, "role": row.role, "round": row.round}
+    return Note("RUN_EVENT", {**fields, "status": row.status})
+
+
 class Ledger:
     """State and outgoing effects; what all rule modules share.
 
@@ -77,20 +83,18 @@ class Ledger:
     ) -> None:
         """Record that something happened, in the database and in the journal."""
         self.state.sequence += 1
-        self.save(
-            rows.Event(
-                sequence=self.state.sequence,
-                timestamp=self.time,
-                event=name,
-                role=role,
-                round=round,
-                assignment_id=assignment,
-                delivery_id=delivery,
-                status=status,
-            )
+        row = rows.Event(
+            sequence=self.state.sequence,
+            timestamp=self.time,
+            event=name,
+            role=role,
+            round=round,
+            assignment_id=assignment,
+            delivery_id=delivery,
+            status=status,
         )
-        fields: dict[str, Any] = {"sequence": self.state.sequence, "run_event": name, "role": role, "round": round}
-        self.effects.append(Note("RUN_EVENT", {**fields, "status": status}))
+        self.save(row)
+        self.effects.append(event_note(row))
 
     # The workflow's state.
 

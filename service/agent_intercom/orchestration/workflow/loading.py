@@ -7,9 +7,11 @@ import json
 from collections.abc import Sequence
 
 from agent_intercom.orchestration import activation, budget, rows
-from agent_intercom.orchestration.contract import Code, Flow
+from agent_intercom.orchestration.contract import Code, Flow, Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.workflow.state import Owed, Settings, Startup, State
+
+_STATES = frozenset(value for name, value in vars(Workflow).items() if not name.startswith("_"))
 
 
 def load(
@@ -33,6 +35,8 @@ def load(
     flow = meta.get("implementation_flow", Flow.SINGLE)
     if flow not in (Flow.SINGLE, Flow.PHASED):
         raise _wrong("implementation_flow")
+    if meta.get("workflow_state") not in _STATES:
+        raise _wrong("workflow_state")
     policy = budget.from_json(meta["budget_policy"]) if "budget_policy" in meta else budget.PACKAGED
     return State(
         settings=Settings(

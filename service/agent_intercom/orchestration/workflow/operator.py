@@ -42,6 +42,13 @@ class Operator:
         self._state = ledger.state
         self._routing = routing
         self._workers = workers
+        self._actions: dict[str, Callable[[frames.Control], Decided]] = {
+            "send": self._send,
+            "abort": self._abort,
+            "restart": self._restart,
+            "restart_failed": self._restart_failed,
+            "redeliver": self._redeliver,
+        }
 
     def command(self, link: Link, frame: frames.Control) -> None:
         """Decide, record, answer, then do what must follow the answer. Raises Refusal and records nothing."""
@@ -56,12 +63,14 @@ class Operator:
             self._answer(link, frame.id, known.status, duplicate=True)
             return
         settling = state.roles[frame.role].state in (RoleState.RESTARTING, RoleState.RECOVERING)
-        if len(state.commands) >= MAX_COMMANDS and not (frame.action == "restart_failed" and settling):
+        # What leads out of a doubt must stay possible.
+        doubt = state.workflow == Workflow.UNCERTAIN or self._doubted(frame.role)
+        leads_out = (frame.action == "redeliver" and doubt) or (frame.action == "restart_failed" and settling)
+        if len(state.commands) >= MAX_COMMANDS and not leads_out:
             raise Refusal(Code.REJECTED, "Broker command registry is full", "id", frame.id)
         if frame.message is not None and utf16_length(frame.message.strip()) > MAX_MESSAGE_UNITS:
             raise Refusal(Code.CONFLICT, "Message exceeds what a worker takes", "message", frame.id)
-        act = getattr(self, f"_{frame.action}")
-        status, following = act(frame)
+        status, following = self._actions[frame.action](frame)
         self._record(frame, status)
         self._answer(link, frame.id, status, duplicate=False)
         if status == CommandStatus.ACCEPTED:
@@ -154,6 +163,8 @@ class Operator:
         row = ledger.role(frame.role)
         row.generation += 1
         row.state = RoleState.RESTARTING
+        # Whatever becomes of the handover: the replacement has no baseline yet.
+        self._routing.baseline_missing(frame.role)
         ledger.event("worker_restart_requested", row.state, role=frame.role, round=state.round, delivery=frame.id)
         return CommandStatus.ACCEPTED, self._restarted
 
@@ -179,27 +190,55 @@ class Operator:
     def _redeliver(self, frame: frames.Control) -> Decided:
         """The way out of `uncertain`: the operator has looked, and says that the role is to have its work again."""
         state = self._state
-        row = state.roles[frame.role]
         if frame.role not in state.workers:
             return CommandStatus.UNCERTAIN, self._nothing
-        if state.workflow != Workflow.UNCERTAIN and row.state != RoleState.UNCERTAIN:
+        if state.workflow != Workflow.UNCERTAIN and not self._doubted(frame.role):
+            return CommandStatus.CONFLICT, self._nothing
+        if not self._doubted(frame.role) and self._routing.open_assignment(frame.role) and self._doubts():
+            # It works on what it has; the doubt is another's.
             return CommandStatus.CONFLICT, self._nothing
         return CommandStatus.ACCEPTED, self._redelivered
 
     def _redelivered(self, frame: frames.Control) -> None:
+        state = self._state
+        if self._doubted(frame.role):
+            self._workers.redeliver(frame.role)
+        if state.workflow == Workflow.UNCERTAIN and not self._doubts():
+            self._resume(frame)
+        self._routing.pay(frame.role)
+
+    def _resume(self, frame: frames.Control) -> None:
+        """Nothing is in doubt any more: go on where the run was."""
         ledger, state = self._ledger, self._state
-        self._workers.redeliver(frame.role)
-        if state.workflow != Workflow.UNCERTAIN or self._doubts():
-            return
-        ledger.set_workflow(Workflow.READY if self._approved() else Workflow.ACTIVE)
-        ledger.event("workflow_resumed", state.workflow, role=frame.role, round=state.round, delivery=frame.id)
-        ledger.show_workflow()
-        if state.workflow == Workflow.ACTIVE:
-            self._routing.try_reviewer()
+        if state.startup is not None:
+            to = Workflow.CONNECTING
+        elif self._approved():
+            to = Workflow.READY
+        else:
+            to = Workflow.NEEDS_ATTENTION if self._waiting() else Workflow.ACTIVE
+        ledger.set_workflow(to)
+        ledger.event("workflow_resumed", to, role=frame.role, round=state.round, delivery=frame.id)
+        if to != Workflow.CONNECTING:
+            ledger.show_workflow()
+        elif len(state.workers) == len(state.roles):
+            self._routing.start()
+        if to in (Workflow.ACTIVE, Workflow.NEEDS_ATTENTION):
+            self._routing.go_on()
+
+    def _doubted(self, role: str) -> bool:
+        """Whether it is uncertain what a role has, or does."""
+        current = self._routing.open_assignment(role)
+        doubtful = current is not None and current.state == AssignmentState.UNCERTAIN
+        return doubtful or self._state.roles[role].state == RoleState.UNCERTAIN
 
     def _doubts(self) -> bool:
-        """Whether another role's work is still uncertain."""
-        return any(row.state == RoleState.UNCERTAIN for row in self._state.roles.values())
+        """Whether any role is in doubt."""
+        return any(map(self._doubted, self._state.roles))
+
+    def _waiting(self) -> bool:
+        """Whether a worker has stopped without a report."""
+        rows = self._state.roles.values()
+        return any(row.state == RoleState.WAITING and row.active_assignment_id is not None for row in rows)
 
     def _approved(self) -> bool:
         state = self._state

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from agent_intercom.orchestration import activation, capsules, encode, rows
 from agent_intercom.orchestration.contract import (
     IMPLEMENTER,
+    MAX_REPLAY,
     PROBE,
     REVIEWER,
     SPECIALISTS,
@@ -83,6 +84,11 @@ class Routing:
         if self._state.unread.pop(role, None) is not None:
             self._say_unread()
 
+    def baseline_missing(self, role: str) -> None:
+        """The role's next worker has no baseline until it says so."""
+        self._state.unread[role] = self._ledger.fresh_id()
+        self._say_unread()
+
     def _say_unread(self) -> None:
         self._ledger.meta("unread", json.dumps(sorted(self._state.unread), separators=(",", ":")))
 
@@ -91,8 +97,12 @@ class Routing:
     def assign(self, role: str, kind: str) -> None:
         """Give a role work in the current round. A role that is away is owed it, and gets it when it is back."""
         ledger, state = self._ledger, self._state
-        if role not in state.workers or self.uninformed(role):
+        if role not in state.workers:
             self._owe(role, Owed(state.round, kind))
+            return
+        if self.uninformed(role):
+            self._owe(role, Owed(state.round, kind))
+            ledger.handover_uncertain(role)
             return
         if role in state.deferred:
             self._send_run_state(role, self._render(), state.round)
@@ -144,7 +154,8 @@ class Routing:
         """Give a role that came back what it is owed, unless the run has moved on."""
         state = self._state
         owed = state.owed.get(role)
-        if owed is None or state.roles[role].active_assignment_id is not None or self.uninformed(role):
+        row = state.roles[role]
+        if owed is None or row.active_assignment_id is not None or row.state == RoleState.UNCERTAIN:
             return
         self._owe(role, None)
         if owed.round == state.round and not self._assigned(role, owed.kind):
@@ -212,7 +223,7 @@ class Routing:
             state.latest.pop(report.role, None)
             state.latest[report.role] = report
         state.remembered.append(report)
-        del state.remembered[:-100]
+        del state.remembered[:-MAX_REPLAY]
         for link in state.links.values():
             if link.kind == "observer":
                 self.show_report(link.number, report)
@@ -221,7 +232,7 @@ class Routing:
         """Show one report to one observer, which bears no more than a hundred different ones (section 3.3)."""
         state = self._state
         link = state.links[number]
-        if len(link.shown) >= 100:
+        if len(link.shown) >= MAX_REPLAY:
             return
         link.shown.append(report.id)
         payload = encode.report(
@@ -243,24 +254,24 @@ class Routing:
             # The run has moved on: this is evidence, and decides nothing any more.
             self.deliver_run_state([IMPLEMENTER, REVIEWER])
         elif report.role == REVIEWER:
-            self._reviewed(report)
+            self._reviewed(report.body["verdict"])
         elif kind == Kind.PLAN:
             self.deliver_run_state([IMPLEMENTER])
             if state.settings.flow == Flow.PHASED:
                 self.assign(IMPLEMENTER, Kind.IMPLEMENTATION)
         elif report.role == IMPLEMENTER:
-            self._implemented(report)
+            self._implemented(report.body["changed_paths"])
         else:
             self.deliver_run_state([IMPLEMENTER, REVIEWER])
             self.try_reviewer()
 
-    def _implemented(self, report: Remembered) -> None:
-        settings = self._state.settings
-        decided = {row.role for row in self._state.activations if row.round == report.round}
+    def _implemented(self, changed_paths: object) -> None:
+        state = self._state
+        decided = {row.role for row in state.activations if row.round == state.round}
         running = []
         for role in self.specialists():
             if role not in decided:
-                decision = activation.for_round(role, report.body["changed_paths"], role in settings.forced)
+                decision = activation.for_round(role, changed_paths, role in state.settings.forced)
                 if self._activate(role, decision):
                     running.append(role)
         self.deliver_run_state([REVIEWER, *running])
@@ -283,30 +294,56 @@ class Routing:
         ledger.event("specialist_activation", decision.decision, role=role, round=state.round)
         return decision.decision == activation.RUN
 
+    def go_on(self) -> None:
+        """An operator ended a doubt: whatever the accepted reports of this round still ask for is done now."""
+        state = self._state
+        reported = {(row.role, row.kind): row for row in state.reports.values() if row.round == state.round}
+        reviewed = reported.get((REVIEWER, Kind.REVIEW))
+        if reviewed is not None:
+            self._reviewed(reviewed.verdict or "")
+            return
+        phased = state.settings.flow == Flow.PHASED and state.round == 1
+        if (IMPLEMENTER, Kind.IMPLEMENTATION) in reported:
+            latest = state.latest.get(IMPLEMENTER)
+            known = latest is not None and latest.round == state.round
+            self._implemented(latest.body["changed_paths"] if latest is not None and known else None)
+        elif phased and (IMPLEMENTER, Kind.PLAN) not in reported:
+            self._assign_once(IMPLEMENTER, Kind.PLAN)
+        else:
+            self._assign_once(IMPLEMENTER, Kind.IMPLEMENTATION)
+        for row in list(state.activations):
+            if row.round == state.round and row.decision == activation.RUN:
+                self._assign_once(row.role, report_kind(row.role))
+        self.try_reviewer()
+
+    def _assign_once(self, role: str, kind: str) -> None:
+        owed = self._state.owed.get(role)
+        if not self._assigned(role, kind) and (owed is None or owed.round != self._state.round):
+            self.assign(role, kind)
+
     def try_reviewer(self) -> None:
         """Have the round reviewed once all evidence is in; once per round."""
         state = self._state
         reported = {(row.role, row.kind) for row in state.reports.values() if row.round == state.round}
         decisions = {row.role: row.decision for row in state.activations if row.round == state.round}
-        owed = state.owed.get(REVIEWER)
         complete = (IMPLEMENTER, Kind.IMPLEMENTATION) in reported and all(
             role in decisions and (decisions[role] == activation.SKIPPED or (role, role) in reported)
             for role in self.specialists()
         )
-        if complete and not self._assigned(REVIEWER, Kind.REVIEW) and (owed is None or owed.round != state.round):
-            self.assign(REVIEWER, Kind.REVIEW)
+        if complete:
+            self._assign_once(REVIEWER, Kind.REVIEW)
 
-    def _reviewed(self, report: Remembered) -> None:
+    def _reviewed(self, verdict: str) -> None:
         ledger, state = self._ledger, self._state
         uncertain = state.workflow == Workflow.UNCERTAIN
-        if report.body["verdict"] == "approved":
+        if verdict == "approved":
             if not uncertain:
                 ledger.set_workflow(Workflow.READY)
                 ledger.event("workflow_ready", Workflow.READY, round=state.round)
                 ledger.show_workflow()
             return
         self.deliver_run_state([IMPLEMENTER])
-        ledger.set_round(report.round + 1)
+        ledger.set_round(state.round + 1)
         if not uncertain:
             ledger.set_workflow(Workflow.ACTIVE)
         ledger.show_workflow()

@@ -82,10 +82,11 @@ class Workers:
             ledger.role(role).state = RoleState.UNCERTAIN
             ledger.become_uncertain(role=role, assignment=current.id)
             return
-        if not handover and role in state.unread:
-            if routing.uninformed(role):
+        if not handover and routing.uninformed(role):
+            if current is not None:
                 ledger.handover_uncertain(role)
-                return
+            return
+        if not handover and role in state.unread and state.startup is None:
             routing.repeat_baseline(role)
         if handover:
             if role not in state.baselines:
@@ -113,12 +114,12 @@ class Workers:
         row = ledger.role(role)
         if routing.uninformed(role):
             routing.baseline_read(role)
-        elif role in self._state.unread:
+        elif role in self._state.unread and self._state.startup is None:
             routing.repeat_baseline(role)
         if current is None:
             row.state = RoleState.IDLE
-            routing.pay(role)
             return
+        routing.replay_run_state(role)
         row.state = RoleState.ACTIVE
         row.active_assignment_id = current.id
         current.delivery_id = ledger.fresh_id()
@@ -257,26 +258,28 @@ class Workers:
         )
         if found is not None and found.state != AssignmentState.COMPLETED:
             if frame.status != "uncertain":
+                before = self._state.roles[link.role].state
                 self._accepted(found, frame.status)
-                self._settled(link, found, frame.status)
+                self._settled(link, found, frame.status, before)
             elif found.state != AssignmentState.ACCEPTED:
                 self._doubted(found)
         self._answer(link, frame.id, "recorded")
 
-    def _settled(self, link: Link, assignment: rows.Assignment, status: str) -> None:
-        """Notice a worker that came back with an assignment that nobody works on any more."""
+    def _settled(self, link: Link, assignment: rows.Assignment, status: str, before: str) -> None:
+        """Tell what an acknowledgement showed: work taken up again, or work that nobody does any more."""
         ledger = self._ledger
         row = self._state.roles[link.role]
-        before = row.state
         if row.active_assignment_id == assignment.id:
             self._returned(row, knows=True, over=status != "duplicate")
-        if row.state != before:
-            ledger.role(link.role)
+        if row.state == before:
+            return
+        ledger.role(link.role)
+        changed = self._moved(row)
+        if row.state == RoleState.WAITING:
             ledger.event("worker_lifecycle", row.state, role=link.role, round=self._state.round)
-            changed = self._moved(row)
             ledger.show_role(row)
-            if changed:
-                ledger.show_workflow()
+        if changed:
+            ledger.show_workflow()
 
     def _accepted(self, assignment: rows.Assignment, status: str) -> None:
         ledger = self._ledger

@@ -63,7 +63,6 @@ run = rundir.create(asked["root"], asked["session"], asked["run_id"], spec, syst
 where = runtime.runtime_dir(os.environ)
 runtime.write(where, asked["unit"], runtime.RunPlace(
     directory=run.path, scope=asked["scope"], environment=asked["environment"], observer_report_usage=True,
-    session=asked["session"],
 ))
 print(json.dumps({"directory": run.path, "tokens": dict(run.tokens), "control": run.control_token,
                   "socket": runtime.socket_path(where, asked["unit"])}))

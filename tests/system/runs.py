@@ -183,6 +183,24 @@ class Run:
         entries: list[dict[str, Any]] = self.bed.journal("alice", "-u", self.service)
         return entries
 
+    def told_events(self) -> list[dict[str, Any]]:
+        """The events of the run that the journal has, in its order and as rows of the database have them."""
+        return [
+            {
+                "sequence": int(entry["INTERCOM_SEQUENCE"]),
+                "event": entry["INTERCOM_RUN_EVENT"],
+                "role": entry.get("INTERCOM_ROLE"),
+                "round": int(entry["INTERCOM_ROUND"]) if "INTERCOM_ROUND" in entry else None,
+                "status": entry["INTERCOM_STATUS"],
+            }
+            for entry in self.journal()
+            if entry.get("INTERCOM_EVENT") == "RUN_EVENT"
+        ]
+
+    def stored_events(self) -> list[dict[str, Any]]:
+        """The same of the database, without the first: that was made with the directory, before any broker."""
+        return self.rows("SELECT sequence, event, role, round, status FROM events WHERE sequence > 1 ORDER BY sequence")
+
     # Files.
 
     @property

@@ -125,6 +125,9 @@ def kill_under_traffic(run: Run, kills: int) -> int:
         assert [(kept + gone, gone <= 1) for kept, gone in restored(run)] == [(len(team.lines), True)] * killed
         assert sum(gone for _, gone in restored(run)) == team.closes()
         run.told(team.watcher.state)
+        told, stored = run.told_events(), run.stored_events()
+        # A kill after the commit can make the journal silent about it, but never repeat itself or make things up.
+        assert told == [event for event in stored if event in told]
     return killed
 
 

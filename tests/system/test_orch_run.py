@@ -97,30 +97,9 @@ def check_journal(bed: Any, run: Run) -> None:
     """Every event of the database is told once, in order, in the same words; and each can be explained."""
     entries = [entry for entry in run.journal() if "INTERCOM_EVENT" in entry]
     assert {entry["_SYSTEMD_USER_UNIT"] for entry in entries} == {run.service}
-    told = [
-        (
-            int(entry["INTERCOM_SEQUENCE"]),
-            entry["INTERCOM_RUN_EVENT"],
-            entry.get("INTERCOM_ROLE"),
-            entry.get("INTERCOM_ROUND"),
-            entry["INTERCOM_STATUS"],
-        )
-        for entry in entries
-        if entry["INTERCOM_EVENT"] == "RUN_EVENT"
-    ]
-    # The first one was made with the directory, before there was a broker.
-    rows = run.rows("SELECT sequence, event, role, round, status FROM events WHERE sequence > 1 ORDER BY sequence")
-    assert told == [
-        (
-            row["sequence"],
-            row["event"],
-            row["role"],
-            None if row["round"] is None else str(row["round"]),
-            row["status"],
-        )
-        for row in rows
-    ]
-    names = [name for _, name, *_ in told]
+    told = run.told_events()
+    assert told == run.stored_events()
+    names = [event["event"] for event in told]
     assert [name for name in names if name.startswith("workflow")] == [
         "workflow_started",
         "workflow_active",

@@ -104,7 +104,11 @@ async function fire(name, event = {}) {
 function enqueue(details, rule = ruleFor(details)) {
   if (rule.do === "ignore") return emit("ignored", { details });
   queue.push({ details, rule });
-  if (!running) void run();
+  if (!running) setImmediate(begin); // the bridge has acknowledged by then
+}
+
+function begin() {
+  if (!running && queue.length > 0) void run();
 }
 
 const kindOf = (details) => details.assignment_kind ?? details.delivery_kind ?? null;
@@ -133,7 +137,7 @@ async function run() {
   if (shut) return;
   await fire("agent_settled");
   emit("settled");
-  if (queue.length > 0 && !running) void run();
+  begin();
 }
 
 async function turn({ details, rule }) {

@@ -236,4 +236,8 @@ def _line(v: Verdict, words: tuple[str, str]) -> str:
     if v.bound is not None:
         bound = f"{'>=' if v.at_least else '<='} {v.bound:.3g}"
         word = words[0] if v.holds else words[1]
-    return f"{v.title:<46}{v.ratio:>8.3f}{v.low:>9.3f}{v.high:>9.3f}{bound:>12}  {word}".rstrip()
+    return f"{v.title:<46}{_ratio(v.ratio):>8}{_ratio(v.low):>9}{_ratio(v.high):>9}{bound:>12}  {word}".rstrip()
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.1e}" if 0 < value < 0.01 else f"{value:.3f}"

@@ -123,9 +123,7 @@ class Workshop:
         runtime.write(
             self.environ["XDG_RUNTIME_DIR"],
             unit,
-            runtime.RunPlace(
-                directory=made.path, scope=None, environment={}, observer_report_usage=True
-            ),
+            runtime.RunPlace(directory=made.path, scope=None, environment={}, observer_report_usage=True),
         )
         return Run(unit, dict(made.tokens))
 

@@ -30,7 +30,7 @@ from agent_intercom.host.journal import Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
 from agent_intercom.host.safekeeping import Safekeeping
-from agent_intercom.orchestration import broker, engine, launch, store
+from agent_intercom.orchestration import engine, launch, store
 
 _HIGH: Final = 300
 _PR_SET_PDEATHSIG: Final = 1
@@ -193,7 +193,35 @@ def _patch_speed() -> None:
         return db
 
     store._connect = quick
-    broker._STATUS_DELAY = 0.01  # type: ignore[misc]
+    store.BUSY_TIMEOUT_MS = 20
+    for name, module in list(sys.modules.items()):
+        for delay, seconds in (("_STATUS_DELAY", 0.01), ("_RETRY_DELAY", 0.05)):
+            if name.startswith("agent_intercom.") and hasattr(module, delay):
+                setattr(module, delay, seconds)
+
+
+def _failing(flag: str, tries: str) -> None:
+    """While the file `flag` is there, every commit fails with the code that is in it, and is counted in `tries`."""
+    apply = store.Store.apply
+
+    def failing(self: store.Store, changes: Any) -> None:
+        if os.path.exists(flag):
+            _write(tries, "x")
+            raise store.StoreError(Path(flag).read_text())
+        apply(self, changes)
+
+    setattr(store.Store, "apply", failing)  # noqa: B010
+
+
+def _torn(point: Points) -> None:
+    """A point after the rows of a transaction were written, before it is committed."""
+    apply = store._apply
+
+    def applied(db: Any, changes: Any) -> None:
+        apply(db, changes)
+        point("applied")
+
+    store._apply = applied
 
 
 def _die_with_parent() -> None:
@@ -222,8 +250,13 @@ def _child(order: dict[str, Any], descriptors: list[int]) -> int:
         assert defaults is not None
         defaults["path"] = order["journal"]
     _patch_speed()
+    if "flag" in order:
+        _failing(order["flag"], order["tries"])
     if "trace" in order:
-        install(Points(order.get("fault"), order["trace"], order.get("log")))
+        point = Points(order.get("fault"), order["trace"], order.get("log"))
+        install(point)
+        if order.get("torn"):
+            _torn(point)
     return launch.main([order["unit"]])
 
 

@@ -4,7 +4,7 @@
 Run as a program it is the process that brokers are forked off: an order comes over its standard input with the
 descriptors that a service manager would hand over. In the child the seams between the broker and the outside are made
 to count: `point(kind)` is one that SIGKILL may strike at, and `fault` in the order is the number of the one where it
-does. What it struck at is left in the file `trace`.
+does, or its kind, or `kind#n` for the n-th of that kind. What it struck at is left in the file `trace`.
 
 A point stands for everything that the outside cannot tell from it. For an input: its bytes are taken without a record
 (`taken`), they are recorded (`logged`), the rules have dealt with it (`decided`), its rows are committed (`committed`).
@@ -22,6 +22,7 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +50,7 @@ class Points:
         self.trace = trace
         self.log = log
         self.count = 0
+        self.kinds: Counter[str] = Counter()
         self.muted = False
 
     def __call__(self, kind: str) -> None:
@@ -58,7 +60,8 @@ class Points:
         self.count += 1
         if self.log:
             _write(self.log, f"{self.count} {kind}\n")
-        if self.fault in {self.count, kind}:
+        self.kinds[kind] += 1
+        if self.fault in {self.count, kind, f"{kind}#{self.kinds[kind]}"}:
             _write(self.trace, f"{kind}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 

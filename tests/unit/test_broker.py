@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.host import memory, predecessor
+from agent_intercom.host import memory, predecessor, shell
 from agent_intercom.host.journal import Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
 from agent_intercom.host.recovery import Recovered
 from agent_intercom.host.standalone import bind
-from agent_intercom.intercom import broker as shell
 from agent_intercom.intercom.broker import Broker
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import CLOSED, LOADED, Engine

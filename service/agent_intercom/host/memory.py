@@ -62,7 +62,8 @@ _END: Final = 4  # and 5: where the log of each half ends, as an offset in the f
 _SNAPSHOT: Final = 6  # and 7: length of the snapshot of each half + 1; 0 means none was ever taken
 _READING: Final = 8
 _WRITING: Final = 9
-_WORDS: Final = 10
+_MARK: Final = 10
+_WORDS: Final = 11
 
 _SLOT_WORD: Final = _PAGE // 8  # word index of the first slot
 _HALVES: Final = _PAGE + SLOTS * 16
@@ -204,6 +205,15 @@ class StateFile:
     def log_end(self) -> int:
         """Offset in the file at which the log ends."""
         return self._end
+
+    @property
+    def mark(self) -> int:
+        """A number of the caller's own, kept across a kill and a snapshot; 0 in a new file."""
+        return self._words[_MARK]
+
+    @mark.setter
+    def mark(self, value: int) -> None:
+        self._words[_MARK] = value
 
     @property
     def snapshot_size(self) -> int:

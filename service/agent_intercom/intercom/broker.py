@@ -8,18 +8,16 @@ frame that tells of them leaves; a session's connection is in the descriptor sto
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from agent_intercom import __version__
 from agent_intercom.host import faults, recovery
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
-from agent_intercom.host.safekeeping import Safekeeping, connection_name
+from agent_intercom.host.shell import Shell
 from agent_intercom.intercom import engine as inputs
 from agent_intercom.intercom.contract import Limits
 from agent_intercom.intercom.engine import Engine
@@ -38,25 +36,12 @@ from agent_intercom.intercom.router.effects import (
     Unbound,
     Write,
 )
-from agent_intercom.intercom.router.state import NEVER
 from agent_intercom.wire.clock import Now, system_now
-from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
-
-SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
-"""A snapshot is due when the log is longer than this and than the snapshot before it.
-
-More would make a replay after SIGKILL longer than a client waits for its probe; less would stall a busy broker oftener.
-"""
+from agent_intercom.wire.reactor import Connection, ReactorLimits
 
 WRITTEN_BYTES: Final = 32 * 1024 * 1024
-"""It is also due when so much was written since: a replay writes all of it again."""
+"""A snapshot is also due when so much was written since: a replay writes all of it again."""
 
-BATCH_BYTES: Final = 32 * 1024 * 1024
-"""Room for what one batch can add to the log before a snapshot is taken."""
-
-_STATUS_DELAY: Final = 0.2
-_LATE_MS: Final = 100
-_CATCH_UP: Final = 64
 _CHANGES: Final[frozenset[type]] = frozenset({PutEdge, DropEdge})
 _FEW: Final = 2
 """Effects of a batch that need no look at whom they are for: hardly ever is it the same peer."""
@@ -69,11 +54,13 @@ def _is_probe(data: memoryview) -> bool:
     return bytes(data[4 : 4 + len(_PROBE)]) == _PROBE and int.from_bytes(data[:4], "big") == len(data) - 4
 
 
-class Broker:
+class Broker(Shell[Engine]):
     """One broker on one loop. Made by `launch`, which gives it listeners; `stopped` is set when it wants to end.
 
     `keeper` opens the database when the first frame comes that is more than a probe.
     """
+
+    TICK = inputs.TICK
 
     def __init__(
         self,
@@ -89,31 +76,22 @@ class Broker:
         clock: Callable[[], Now] = system_now,
         reactor_limits: ReactorLimits | None = None,
     ) -> None:
-        self.stopped = asyncio.Event()
-        self.reason = ""
-        self._loop = loop
-        self._limits = limits
-        self._tape = tape
-        self._notifier = notifier
-        self._journal = journal
-        self._keeper = keeper
-        self._bound = bound
-        self._clock = clock
-        self._engine = Engine(limits)
-        self._reactor = Reactor(
-            loop, self, tape, uid=os.getuid() if uid is None else uid, clock=clock, limits=reactor_limits
+        super().__init__(
+            loop,
+            Engine(limits),
+            tape=tape,
+            notifier=notifier,
+            journal=journal,
+            bound=bound,
+            uid=uid,
+            clock=clock,
+            reactor_limits=reactor_limits,
         )
+        self._limits = limits
+        self._keeper = keeper
         self._connections = self._reactor.connections
         self._send = self._reactor.send
-        self._safekeeping = Safekeeping(loop, notifier, self._reactor)
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = NEVER
-        self._status: asyncio.TimerHandle | None = None
-        self._snapshot_soon = False
-        self._snapshot_at = 0
         self._written = 0
-        self._short = False
-        self._restored = 0
 
     # Beginning.
 
@@ -131,29 +109,12 @@ class Broker:
         self._reactor.next_number = loaded.next_number
         # Bytes that were on their way may tell of asks: those must be stored before the bytes leave.
         self.open_store()
-        kept = {}
-        for number, line in loaded.lines.items():
-            fd = descriptors.get(number)
-            if fd is not None and number not in doubtful:
-                sock = socket.socket(fileno=descriptors.pop(number))
-                connection = self._reactor.adopt(sock, line.origin, number, sent=line.sent, unsent=line.unsent)
-                if connection is not None:
-                    kept[number] = connection
-                else:
-                    self._notifier.remove(connection_name(number))
-        for number, fd in descriptors.items():
-            self._notifier.remove(connection_name(number))
-            socket.socket(fileno=fd).close()
-        self._safekeeping.found(kept)
-        self._restored = len(kept)
+        kept = self._adopt(loaded.lines, descriptors, doubtful)
         self._reactor.run_batch(lambda now: self._resume(loaded, kept, now))
 
     def _resume(self, loaded: recovery.Recovered[Engine], kept: dict[int, Connection], now: Now) -> None:
         engine = self._engine
-        for number in self._tape.claimed():
-            if number not in kept:
-                self._tape.release(number)
-        gone = [number for number in engine.router.book.links if number not in kept]
+        gone = self._release_others(kept)
         for number in gone:
             self._tape.record(inputs.CLOSED, number, now, b"restart")
             engine.closed(number, "restart", now)
@@ -168,8 +129,7 @@ class Broker:
             self._resume_slow(kept[number], now)
         engine.apply(self._limits, now)
         self._journal.emit(Event.BROKER_RESTORED, kept=len(kept), closed=len(gone), records=loaded.records)
-        self._snapshot_soon = True
-        self._loop.call_soon(self._snapshot)
+        self._schedule_snapshot()
 
     def _resume_slow(self, connection: Connection, now: Now) -> None:
         """The predecessor found that this peer does not read: senders wait until it does, so somebody has to tell."""
@@ -230,16 +190,6 @@ class Broker:
         self._tape.record(inputs.DRAINED, connection.number, now)
         self._engine.drained(connection.number, now)
 
-    def refused(self, origin: str, uid: int | None) -> None:
-        code = "UNREADABLE" if uid is None else "FOREIGN"
-        self._journal.emit(Event.PEER_REFUSED, uid=uid, listener=origin, code=code)
-
-    def out_of_descriptors(self, active: bool) -> None:
-        self._short = active
-        if active:
-            self._journal.emit(Event.OUT_OF_DESCRIPTORS, open=len(self._reactor.connections))
-        self._status_soon()
-
     def batch_done(self, now: Now) -> None:
         engine = self._engine
         effects = engine.take()
@@ -250,10 +200,8 @@ class Broker:
             self._carry_out(effects, now)
         if engine.wake_at < self._timer_at:
             self._arm(now)
-        if (self._tape.log_end > self._snapshot_at or self._written > WRITTEN_BYTES) and not self._snapshot_soon:
-            self._snapshot_soon = True
-            self._reactor.yield_to_loop()
-            self._loop.call_soon(self._snapshot)
+        if self._tape.log_end > self._snapshot_at or self._written > WRITTEN_BYTES:
+            self._schedule_snapshot()
 
     # Effects.
 
@@ -333,31 +281,6 @@ class Broker:
         if not self._reactor.connections and self._reactor.listeners_idle():
             self.stop("idle")
 
-    # Time.
-
-    def _arm(self, now: Now) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_at = self._engine.wake_at
-        if self._timer_at != NEVER:
-            self._timer = self._loop.call_later(max(self._timer_at - now.mono, 0) / 1000, self._due)
-
-    def _due(self) -> None:
-        # After a stop of this process, what arrived meanwhile comes before what is overdue.
-        if self._clock().mono > self._timer_at + _LATE_MS:
-            for _ in range(_CATCH_UP):
-                if not self._reactor.serve_ready():
-                    break
-        self._timer = None
-        self._timer_at = NEVER
-        self._reactor.run_batch(self._tick)
-
-    def _tick(self, now: Now) -> None:
-        if now.mono >= self._engine.wake_at:
-            self._tape.record(inputs.TICK, 0, now)
-            self._engine.tick(now)
-
     # The store.
 
     def open_store(self, *, exclusive: bool = False) -> None:
@@ -377,11 +300,7 @@ class Broker:
 
     def _snapshot(self) -> None:
         self._snapshot_soon = False
-        lines = [
-            recovery.Line(connection.number, connection.origin, connection.sent, connection.unsent())
-            for connection in self._reactor.connections.values()
-            if connection.number in self._engine.router.book.links
-        ]
+        lines = self._lines()
         try:
             self._write_snapshot(lines)
         except HostError as error:
@@ -391,10 +310,8 @@ class Broker:
             self._write_snapshot(lines)
 
     def _write_snapshot(self, lines: Iterable[recovery.Line]) -> None:
-        self._tape.snapshot(recovery.pack(__version__, self._engine, lines, self._reactor.next_number))
+        super()._write_snapshot(lines)
         self._written = 0
-        due = max(SNAPSHOT_BYTES, self._tape.snapshot_size)
-        self._snapshot_at = self._tape.log_end + min(due, self._tape.room - BATCH_BYTES)
 
     # Status and the end.
 
@@ -407,43 +324,15 @@ class Broker:
             problems.append("OUT_OF_DESCRIPTORS")
         return f"{text}; degraded: {', '.join(problems)}" if problems else text
 
-    def _status_soon(self) -> None:
-        if self._status is None:
-            self._status = self._loop.call_later(_STATUS_DELAY, self._tell_status)
-
-    def _tell_status(self) -> None:
-        self._status = None
-        self._notifier.status(self.status_text())
-
-    def stop(self, reason: str) -> None:
-        """Serve nobody from here on. `reason` is `idle` or the name of a signal."""
-        if not self.stopped.is_set():
-            self.reason = reason
-            self._reactor.yield_to_loop()
-            self._notifier.stopping()
-            self._journal.emit(Event.BROKER_STOPPING, reason=reason)
-            self.stopped.set()
-
     async def close(self, *, hand_over: bool) -> None:
         """Let go of everything.
 
-        With `hand_over` the connections stay up for the next broker: the memory file is complete and the manager has
-        all descriptors. Without, the peers see an orderly end of what was written to them.
+        With `hand_over` the connections stay up for the next broker. Without, the peers see an orderly end of what was
+        written to them.
         """
         self._reactor.stop_listening()
         if hand_over:
-            links = self._engine.router.book.links
-            going_on = [item for number, item in self._reactor.connections.items() if number in links]
-            for connection in going_on:
-                self._reactor.pause(connection)
-            await self._safekeeping.keep_all(going_on)
-            # Last, so that no input follows it: the next broker may be of another version, with other rules.
-            self._snapshot()
-        for timer in (self._timer, self._status):
-            if timer is not None:
-                timer.cancel()
-        self._reactor.close(detach=hand_over)
+            await self._hand_over()
+        self._let_go(hand_over=hand_over)
         self._keeper.close()
-        self._notifier.close()
-        self._journal.close()
-        self._tape.close()
+        self._close_host()

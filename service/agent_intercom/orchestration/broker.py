@@ -8,19 +8,17 @@ database before one of its frames leaves. While the database takes nothing, noth
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
 
-from agent_intercom import __version__
 from agent_intercom.host import faults, recovery
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.memory import StateFile
 from agent_intercom.host.notify import Notifier
-from agent_intercom.host.safekeeping import Safekeeping, connection_name
+from agent_intercom.host.shell import Shell
 from agent_intercom.orchestration import engine as inputs
 from agent_intercom.orchestration import rows
 from agent_intercom.orchestration.contract import Limits, RoleState
@@ -28,22 +26,12 @@ from agent_intercom.orchestration.effects import Bound, Drop, Effect, Finish, Fo
 from agent_intercom.orchestration.engine import Engine
 from agent_intercom.orchestration.store import StoreError
 from agent_intercom.orchestration.workflow.ledger import event_note
-from agent_intercom.orchestration.workflow.state import NEVER
 from agent_intercom.wire.clock import Now, system_now
-from agent_intercom.wire.reactor import Connection, Reactor, ReactorLimits
-
-SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
-"""A snapshot is due when the log is longer than this and than the snapshot before it."""
-
-BATCH_BYTES: Final = 32 * 1024 * 1024
-"""Room for what one batch can add to the log before a snapshot is taken."""
+from agent_intercom.wire.reactor import Connection, ReactorLimits
 
 REACTOR_LIMITS: Final = ReactorLimits(high_water=1_048_576, low_water=262_144, hard_limit=8 * 1_048_576)
 
-_STATUS_DELAY: Final = 0.2
 _RETRY_DELAY: Final = 1.0
-_LATE_MS: Final = 100
-_CATCH_UP: Final = 64
 
 
 class Database(Protocol):
@@ -58,11 +46,13 @@ class Database(Protocol):
         ...
 
 
-class Broker:
+class Broker(Shell[Engine]):
     """The broker of one run on one loop. Made by `launch`; `stopped` is set when it wants to end.
 
     `forget_startup` deletes the startup file; it returns the code of what prevents that, and raises nothing.
     """
+
+    TICK = inputs.TICK
 
     def __init__(
         self,
@@ -79,31 +69,25 @@ class Broker:
         clock: Callable[[], Now] = system_now,
         reactor_limits: ReactorLimits = REACTOR_LIMITS,
     ) -> None:
-        self.stopped = asyncio.Event()
-        self._loop = loop
-        self._engine = engine
+        super().__init__(
+            loop,
+            engine,
+            tape=tape,
+            notifier=notifier,
+            journal=journal,
+            bound=bound,
+            uid=None,
+            clock=clock,
+            reactor_limits=reactor_limits,
+        )
         self._limits = limits
-        self._tape = tape
-        self._notifier = notifier
-        self._journal = journal
         self._store = store
         self._delete_startup = forget_startup
-        self._bound = bound
-        self._clock = clock
-        self._reactor = Reactor(loop, self, tape, uid=os.getuid(), clock=clock, limits=reactor_limits)
-        self._safekeeping = Safekeeping(loop, notifier, self._reactor)
         self._rows: list[rows.Change] = []
         self._held: list[Effect] = []
         self._problem: str | None = None
         self._startup_kept = False
-        self._short = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = NEVER
         self._retry: asyncio.TimerHandle | None = None
-        self._status: asyncio.TimerHandle | None = None
-        self._snapshot_soon = False
-        self._snapshot_at = 0
-        self._restored = 0
 
     # Beginning.
 
@@ -114,33 +98,19 @@ class Broker:
         if self._engine.workflow.state.startup is None:
             self._forget_startup()
 
-    def restore(
-        self, loaded: recovery.Recovered[Engine], descriptors: dict[int, int], doubtful: set[int], told: int
-    ) -> None:
-        """Go on where the predecessor stopped. `told` is the number of the last event that the database has.
+    def restore(self, loaded: recovery.Recovered[Engine], descriptors: dict[int, int], doubtful: set[int]) -> None:
+        """Go on where the predecessor stopped.
 
         `descriptors` are the stored connections by number; `doubtful` are those whose last system call has no record.
         """
         self._reactor.next_number = loaded.next_number
-        kept = {}
-        for number, line in loaded.lines.items():
-            fd = descriptors.get(number)
-            if fd is not None and number not in doubtful:
-                sock = socket.socket(fileno=descriptors.pop(number))
-                connection = self._reactor.adopt(sock, line.origin, number, sent=line.sent, unsent=line.unsent)
-                if connection is not None:
-                    # What waits may tell of rows that were not committed.
-                    self._reactor.cork(connection)
-                    kept[number] = connection
-                else:
-                    self._notifier.remove(connection_name(number))
-        for number, fd in descriptors.items():
-            self._notifier.remove(connection_name(number))
-            socket.socket(fileno=fd).close()
-        self._safekeeping.found(kept)
-        self._restored = len(kept)
+        kept = self._adopt(loaded.lines, descriptors, doubtful)
+        for connection in kept.values():
+            # What waits may tell of rows that were not committed.
+            self._reactor.cork(connection)
         # The predecessor may have died before it logged these.
-        untold = [row for row in self._engine.unsaved if isinstance(row, rows.Event) and row.sequence > told]
+        events = (row for row in self._engine.unsaved if isinstance(row, rows.Event))
+        untold = [row for row in events if row.sequence > self._tape.mark]
         self._held += [event_note(row) for row in untold]
         self._rows += self._engine.unsaved
         self._engine.unsaved = []
@@ -153,10 +123,7 @@ class Broker:
     def _resume(self, kept: dict[int, Connection], now: Now) -> None:
         engine = self._engine
         links = engine.workflow.state.links
-        for number in self._tape.claimed():
-            if number not in kept:
-                self._tape.release(number)
-        for number in [number for number in links if number not in kept]:
+        for number in self._release_others(kept):
             self._tape.record(inputs.CLOSED, number, now)
             engine.closed(number, now)
         # Not before: a broker that is killed while it comes up leaves the doubt to the next one.
@@ -169,8 +136,7 @@ class Broker:
                 self._reactor.watch_peer_death(connection)
             if links[number].kind == "observer":
                 connection.patience_ms = self._limits.observer_write_ms
-        self._snapshot_soon = True
-        self._loop.call_soon(self._snapshot)
+        self._schedule_snapshot()
 
     def listen(self, sock: socket.socket) -> None:
         """Accept from a listener."""
@@ -209,16 +175,6 @@ class Broker:
     def drained(self, connection: Connection, now: Now) -> None:
         """Nothing waits for it."""
 
-    def refused(self, origin: str, uid: int | None) -> None:
-        code = "UNREADABLE" if uid is None else "FOREIGN"
-        self._journal.emit(Event.PEER_REFUSED, uid=uid, listener=origin, code=code)
-
-    def out_of_descriptors(self, active: bool) -> None:
-        self._short = active
-        if active:
-            self._journal.emit(Event.OUT_OF_DESCRIPTORS, open=len(self._reactor.connections))
-        self._status_soon()
-
     def batch_done(self, now: Now) -> None:
         for effect in self._engine.take():
             if isinstance(effect, Save):
@@ -232,10 +188,8 @@ class Broker:
             self._carry_out(effect)
         if self._engine.wake_at != self._timer_at:
             self._arm(now)
-        if self._tape.log_end > self._snapshot_at and not self._snapshot_soon:
-            self._snapshot_soon = True
-            self._reactor.yield_to_loop()
-            self._loop.call_soon(self._snapshot)
+        if self._tape.log_end > self._snapshot_at:
+            self._schedule_snapshot()
 
     # The database.
 
@@ -276,10 +230,13 @@ class Broker:
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Note):
             self._journal.emit(Event[effect.event], **effect.fields)
+            # A successor tells what comes after it.
+            self._tape.mark = effect.fields.get("sequence", self._tape.mark)
         elif isinstance(effect, Tell):
             self._status_soon()
         elif isinstance(effect, ForgetStartup):
-            self._forget_startup()
+            # After the frames have left: nobody is to wait for the disk.
+            self._loop.call_soon(self._forget_startup)
         elif isinstance(effect, Write | Bound | Finish | Drop):
             connection = self._reactor.connections.get(effect.number)
             if connection is not None:
@@ -313,31 +270,6 @@ class Broker:
         self._tape.release(number)
         self._safekeeping.forget(number)
 
-    # Time.
-
-    def _arm(self, now: Now) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_at = self._engine.wake_at
-        if self._timer_at != NEVER:
-            self._timer = self._loop.call_later(max(self._timer_at - now.mono, 0) / 1000, self._due)
-
-    def _due(self) -> None:
-        # After a stop of this process, what arrived meanwhile comes before what is overdue.
-        if self._clock().mono > self._timer_at + _LATE_MS:
-            for _ in range(_CATCH_UP):
-                if not self._reactor.serve_ready():
-                    break
-        self._timer = None
-        self._timer_at = NEVER
-        self._reactor.run_batch(self._tick)
-
-    def _tick(self, now: Now) -> None:
-        if now.mono >= self._engine.wake_at:
-            self._tape.record(inputs.TICK, 0, now)
-            self._engine.tick(now)
-
     # The memory file.
 
     def _snapshot(self) -> None:
@@ -345,15 +277,7 @@ class Broker:
         if self._rows or self._held:
             # What is held is in nobody's snapshot: it comes out of the log.
             return
-        links = self._engine.workflow.state.links
-        lines: Iterable[recovery.Line] = [
-            recovery.Line(connection.number, connection.origin, connection.sent, connection.unsent())
-            for connection in self._reactor.connections.values()
-            if connection.number in links
-        ]
-        self._tape.snapshot(recovery.pack(__version__, self._engine, lines, self._reactor.next_number))
-        due = max(SNAPSHOT_BYTES, self._tape.snapshot_size)
-        self._snapshot_at = self._tape.log_end + min(due, self._tape.room - BATCH_BYTES)
+        self._write_snapshot(self._lines())
 
     # Status and the end.
 
@@ -365,22 +289,6 @@ class Broker:
         text = self._engine.workflow.status()
         return f"{text}; degraded: {', '.join(problems)}" if problems else text
 
-    def _status_soon(self) -> None:
-        if self._status is None:
-            self._status = self._loop.call_later(_STATUS_DELAY, self._tell_status)
-
-    def _tell_status(self) -> None:
-        self._status = None
-        self._notifier.status(self.status_text())
-
-    def stop(self, reason: str) -> None:
-        """Serve nobody from here on. `reason` is the name of a signal."""
-        if not self.stopped.is_set():
-            self._reactor.yield_to_loop()
-            self._notifier.stopping()
-            self._journal.emit(Event.BROKER_STOPPING, reason=reason)
-            self.stopped.set()
-
     async def close(self, *, hand_over: bool) -> None:
         """Let go of everything.
 
@@ -389,23 +297,14 @@ class Broker:
         """
         self._reactor.stop_listening()
         if hand_over:
-            links = self._engine.workflow.state.links
-            going_on = [item for number, item in self._reactor.connections.items() if number in links]
-            for connection in going_on:
-                self._reactor.pause(connection)
-            await self._safekeeping.keep_all(going_on)
-            # Last, so that no input follows it: the next broker may be of another version, with other rules.
-            self._snapshot()
-        self._reactor.close(detach=hand_over)
+            await self._hand_over()
+        if self._retry is not None:
+            self._retry.cancel()
         self._say_disconnected()
         self._forget_startup()
-        for timer in (self._timer, self._status, self._retry):
-            if timer is not None:
-                timer.cancel()
+        self._let_go(hand_over=hand_over)
         self._store.close()
-        self._notifier.close()
-        self._journal.close()
-        self._tape.close()
+        self._close_host()
 
     def _say_disconnected(self) -> None:
         settled = (RoleState.IDLE, RoleState.ACTIVE)

@@ -69,14 +69,18 @@ class Place:
         self.report_usage = entry.observer_report_usage
         self.store = Store.open(os.path.join(self.run.path, "broker.sqlite3"))
 
-    def engine(self, limits: Limits) -> Engine:
-        """The run as its database has it."""
+    def engine(self, limits: Limits, *, remembered: bool) -> Engine:
+        """The run as its database has it.
+
+        A run that has not started needs its startup file, unless it is `remembered` in a memory file.
+        """
         retained = self.store.load()
         startup = None
-        if retained.meta.get("workflow_state") in _STARTING:
-            taken = rundir.take_startup(self.run.path)
-            if taken is None:
-                raise Refusal("startup_missing", "the startup file of a run that has not started is gone", "startup")
+        starting = retained.meta.get("workflow_state") in _STARTING
+        taken = rundir.take_startup(self.run.path) if starting else None
+        if starting and taken is None and not remembered:
+            raise Refusal("startup_missing", "the startup file of a run that has not started is gone", "startup")
+        if taken is not None:
             startup = Startup(
                 task=taken.task,
                 role_tasks=dict(taken.role_tasks),
@@ -91,7 +95,9 @@ class Place:
             startup=startup,
             seed=os.urandom(16).hex(),
         )
-        return Engine(state, limits)
+        engine = Engine(state, limits)
+        engine.workflow.render_baselines()
+        return engine
 
     def forget_startup(self) -> str | None:
         """Delete the startup file, if it is there; the code of what prevents it."""
@@ -180,13 +186,17 @@ async def _served(
     if place is not None:
         try:
             # Before anything is adopted: a run that cannot be served leaves its predecessor's memory where it is.
-            fresh = place.engine(limits())
+            fresh = place.engine(limits(), remembered=predecessor.MEMORY_NAME in given.stored)
         except (Refusal, StoreError) as error:
             place.store.close()
             problem = error.code
     if place is None or fresh is None:
         return await _refuse_all(problem, given, notifier, journal, announce=announce)
     broker = _broker(place, fresh, given, notifier, journal, "itself" if announce else "systemd")
+    if broker is None:
+        place.store.close()
+        left = Inherited(given.listeners, {}, [])
+        return await _refuse_all("startup_missing", left, notifier, journal, announce=announce)
     await _run(broker, given, notifier, started, announce=announce)
     await broker.close(hand_over=not announce)
     return 0
@@ -194,8 +204,11 @@ async def _served(
 
 def _broker(
     place: Place, fresh: Engine, given: Inherited, notifier: Notifier, journal: Journal, bound: str
-) -> Broker:
-    """The broker that goes on from its predecessor's memory, or else with `fresh`, which the database tells of."""
+) -> Broker | None:
+    """The broker that goes on from its predecessor's memory, or else with `fresh`, which the database tells of.
+
+    None where neither has what the run was to start with.
+    """
     loop = asyncio.get_running_loop()
     stored = dict(given.stored)
     tape, recovered, doubtful = (
@@ -205,6 +218,11 @@ def _broker(
     )
     descriptors = predecessor.connections(stored)
     predecessor.discard([*given.unknown, *stored.items()], notifier, journal)
+    state = fresh.workflow.state
+    if recovered is None and state.workflow in _STARTING and state.startup is None:
+        predecessor.hang_up(descriptors, notifier)
+        tape.close()
+        return None
     broker = Broker(
         loop,
         engine=recovered.engine if recovered else fresh,
@@ -224,7 +242,7 @@ def _broker(
         for failure in (*recovered.failures, *recovered.engine.faults):
             faults.tell(failure, journal)
         recovered.engine.faults.clear()
-        broker.restore(recovered, descriptors, doubtful, fresh.workflow.state.sequence)
+        broker.restore(recovered, descriptors, doubtful)
     return broker
 
 
@@ -238,7 +256,6 @@ async def _run(broker: Broker, given: Inherited, notifier: Notifier, started: in
     if announce:
         print("ready", flush=True)
     # What exists now lives as long as the process: the collector need not look at it again.
-    gc.collect()
     gc.freeze()
     await broker.stopped.wait()
 

@@ -17,7 +17,6 @@ import errno
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from os import path
 from typing import Any, Final
@@ -138,8 +137,8 @@ def create(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> Run
     made_of = _manifest(directory, session, run_id, spec, roles, stamp(now))
     files = {manifest.NAME: manifest.encode(made_of), STARTUP: _encode_startup(spec.startup, roles)}
     _check_baselines(spec, roles)
-    tokens = {role: secrets.token_hex(16) for role in roles}
-    control = secrets.token_hex(16)
+    tokens = {role: os.urandom(16).hex() for role in roles}
+    control = os.urandom(16).hex()
     files |= {_token_name(role): f"{token}\n".encode() for role, token in tokens.items()}
     files |= {CONTROL_TOKEN: f"{control}\n".encode(), STATE: f"{STARTING}\n".encode()}
     run = Run(path=directory, root=root, session=session, run_id=run_id, manifest=made_of, tokens=tokens,

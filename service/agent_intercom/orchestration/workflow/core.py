@@ -44,7 +44,8 @@ class Workflow:
         """
         self._ledger.now = now
         ledger, state = self._ledger, self.state
-        state.waiting_since = now.mono
+        if len(state.workers) < len(state.roles):
+            state.waiting_since = now.mono
         if state.workflow == States.STARTING:
             ledger.set_workflow(States.CONNECTING)
         if remembers:
@@ -53,8 +54,7 @@ class Workflow:
                 ledger.role(name)
         else:
             self._forgotten()
-        if state.startup is not None and not state.baselines:
-            self._render_baselines()
+        self.render_baselines()
         ledger.event("broker_started", state.workflow, round=state.round)
         ledger.effects.append(Tell())
 
@@ -73,9 +73,11 @@ class Workflow:
         if state.workflow == States.INITIALIZING:
             ledger.become_uncertain()
 
-    def _render_baselines(self) -> None:
+    def render_baselines(self) -> None:
+        """Have every role's baseline in memory. Raises Refusal `worker_context_too_large`."""
         state = self.state
-        assert state.startup is not None
+        if state.startup is None or state.baselines:
+            return
         for role in state.roles:
             state.baselines[role] = capsules.baseline(
                 role,

@@ -22,7 +22,7 @@ from agent_intercom.orchestration.contract import (
 )
 from agent_intercom.orchestration.effects import ForgetStartup
 from agent_intercom.orchestration.workflow.ledger import Ledger
-from agent_intercom.orchestration.workflow.state import Owed, Remembered
+from agent_intercom.orchestration.workflow.state import NEVER, Owed, Remembered
 
 
 class Routing:
@@ -44,6 +44,7 @@ class Routing:
         One commit for all of it: a broker that is killed on the way starts the workflow again, or has started it.
         """
         ledger, state = self._ledger, self._state
+        state.waiting_since = NEVER
         ledger.set_workflow(Workflow.INITIALIZING)
         ledger.event("workflow_started", Workflow.INITIALIZING, round=state.round)
         for role in sorted(state.roles):

@@ -34,7 +34,9 @@ RULES: dict[str, Rules] = {
     "implementer": [STUBBORN],
     "reviewer": [{**STUBBORN, "round": 1, "report": {"verdict": "changes_requested"}}, STUBBORN],
 }
-WORK = [("implementation", 1), ("review", 1), ("implementation", 2), ("review", 2)]
+SPECIALISTS = ("probe", "playwright", "django")
+WORK = {(kind, round_) for kind in ("implementation", "review") for round_ in (1, 2)}
+WORK_OF_ALL = WORK | {("plan", 1)} | {(role, round_) for role in SPECIALISTS for round_ in (1, 2)}
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +213,11 @@ class Nested(Loop):
 
 
 class World:
-    """A run of two roles under a service manager, with the published peers behind a gate."""
+    """A run under a service manager, with the published peers behind a gate. Its roles have `work` to do."""
 
-    def __init__(self, run: Run, nursery: Nursery) -> None:
+    def __init__(self, run: Run, nursery: Nursery, work: set[tuple[str, int]]) -> None:
         self.run = run
+        self.work = work
         self.gate = Gate(run.root / "gate", run.socket)
         self.loop = Nested(self.gate.wake)
         self.manager = ServiceManager(self.loop, run.root, run.socket)
@@ -284,7 +287,7 @@ class World:
             await peers.enter_async_context(parent)
             await parent.ready()
             for role in self.run.roles:
-                worker = Worker(role, self.run.tokens[role], self.gate.path, rules=rules[role])
+                worker = Worker(role, self.run.tokens[role], self.gate.path, rules=rules.get(role, [STUBBORN]))
                 self.workers[role] = await peers.enter_async_context(worker)
                 await self.until(lambda role=role: self.run.role(role)["connected"], "connected")
             yield parent
@@ -336,8 +339,8 @@ class World:
         assert sorted(given.values()) == sorted(set(given.values())), "two assignments of one kind in a round"
         work = [what for role in self.run.roles for what in self.turns(role)]
         assert len(work) == len(set(work)), "work was done twice"
-        assert set(work) <= set(given.values()) <= set(WORK)
-        assert self.state() != "ready" or set(work) == set(WORK)
+        assert set(work) <= set(given.values()) <= self.work
+        assert self.state() != "ready" or set(work) == self.work
         reports = {row["assignment_id"]: row["id"] for row in self.run.rows("SELECT * FROM reports")}
         assert set(reports) <= set(given)
         assert len(self.sent("accepted report")) <= len(reports)
@@ -427,9 +430,10 @@ STEPS = [
 
 
 @contextlib.contextmanager
-def world_of(nursery: Nursery) -> Iterator[World]:
-    run = Run()
-    world = World(run, nursery)
+def world_of(nursery: Nursery, run: Run | None = None, work: set[tuple[str, int]] = WORK) -> Iterator[World]:
+    """The world of a run, of two roles if not given, which takes it along at the end."""
+    run = run or Run()
+    world = World(run, nursery, work)
     try:
         yield world
         assert "Traceback" not in run.errors(), run.errors()
@@ -487,6 +491,24 @@ def test_a_broker_that_is_killed_at_every_step(nursery: Nursery) -> None:
         assert world.kills > 100
 
     with world_of(nursery) as world:
+        asyncio.run(scene(world))
+
+
+def test_a_broker_of_five_roles_that_is_killed_at_every_fifth_step(nursery: Nursery) -> None:
+    async def scene(world: World) -> None:
+        async def passing(step: Step) -> None:
+            if len(world.gate.steps) % 5 == 0 and step.line.admitted:
+                await world.kill()
+
+        world.gate.passing = passing
+        async with world.going() as parent:
+            await world.settle("ready")
+            await parent.event("stopped")
+            world.check(parent)
+        assert not any(line.lost and line.admitted for line in world.gate.lines)
+        assert world.kills > 40
+
+    with world_of(nursery, Run(*SPECIALISTS, flow="phased"), WORK_OF_ALL) as world:
         asyncio.run(scene(world))
 
 

@@ -24,7 +24,9 @@ NOW = Now(0, 1_785_585_600_123)
 CANARY = "canary-7f3a"
 RUN_ID = "20260801T120000Z-4242"
 ROLE = RoleSpec(provider="openai", model="m", thinking="high")
-STARTUP = Startup(task=f"{CANARY} täsk \U0001f600", role_tasks={"probe": f"{CANARY} look"}, context_capsule=f"{CANARY} c")
+STARTUP = Startup(
+    task=f"{CANARY} täsk \U0001f600", role_tasks={"probe": f"{CANARY} look"}, context_capsule=f"{CANARY} c"
+)
 
 
 @pytest.fixture(autouse=True)

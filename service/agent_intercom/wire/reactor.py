@@ -77,6 +77,9 @@ class Reactor:
             self._welcome,
             self._short_of_descriptors,
         )
+        self.listeners_idle = self._listeners.idle
+        self.hold_listening = self._listeners.hold
+        self.stop_listening = self._listeners.stop
         loop.add_reader(self._epoll.fileno(), self._wake)
 
     # Listeners and connections
@@ -167,18 +170,6 @@ class Reactor:
         if connection.pidfd >= 0 or connection.dying:
             return True
         return self._pool.watch(connection)
-
-    def listeners_idle(self) -> bool:
-        """Whether no connection waits in any listener's queue."""
-        return self._listeners.idle()
-
-    def hold_listening(self, held: bool) -> None:
-        """Accept nobody while `held`; who connects waits in the listener's queue."""
-        self._listeners.hold(held)
-
-    def stop_listening(self) -> None:
-        """Accept nobody from here on; who connects waits in the listener's queue. The listeners stay open."""
-        self._listeners.stop()
 
     def close(self, *, detach: bool = False) -> None:
         """Close every socket of this process, listeners included, without telling the handler.

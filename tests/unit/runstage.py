@@ -73,10 +73,23 @@ class Database:
             "budget_policy": budget.to_json(POLICY),
         }
         self.rows: dict[tuple[type, object], Any] = {}
+        self.apply(rows.Event(sequence=1, timestamp=BEGAN, event="broker_initialized", status="starting"))
         for role in roles:
             self.apply(
                 rows.Role(role=role, auth_token=token(role), state="disconnected", usage=rows.Usage(), updated_at=BEGAN)
             )
+
+    @classmethod
+    def holding(cls, retained: rows.Retained) -> Database:
+        """What a store holds."""
+        database = cls((), Flow.SINGLE, ())
+        database.rows.clear()
+        database.meta = dict(retained.meta)
+        tables = (retained.roles, retained.assignments, retained.reports, retained.commands)
+        for table in (*tables, retained.events, retained.guardrails, retained.activations):
+            for row in table:
+                database.apply(row)
+        return database
 
     def apply(self, row: rows.Change) -> None:
         # What is changed in place later must not change what was committed.
@@ -145,6 +158,7 @@ class Stage:
         self.generations = dict.fromkeys(self.roles, 1)
         self.been: dict[int, tuple[str, int]] = {}
         self.states: list[str] = []
+        self.batches: list[list[rows.Change]] = []
         self.log: list[tuple[int, int, Now, bytes]] = []
         self.boot()
 
@@ -190,9 +204,11 @@ class Stage:
         self.log.append((kind, number, self.now, data))
         self.engine.replay(kind, number, self.now, data)
         effects = self.engine.take()
-        for effect in effects:
-            if isinstance(effect, Save):
-                self.database.apply(effect.row)
+        batch = [effect.row for effect in effects if isinstance(effect, Save)]
+        for row in batch:
+            self.database.apply(row)
+        # What is changed in place later must not change what was committed.
+        self.batches.append([msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=type(row)) for row in batch])
         for effect in effects:
             if isinstance(effect, Write):
                 self.frames.setdefault(effect.number, []).append(json.loads(effect.frame[4:]))

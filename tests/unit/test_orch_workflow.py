@@ -201,7 +201,7 @@ def test_transition(make: Callable[[], Stage], step: Step, state: str, round: in
 
 def test_before_the_broker_a_run_is_starting() -> None:
     stage = Stage()
-    assert stage.events() == ["broker_started"]
+    assert stage.events() == ["broker_initialized", "broker_started"]
     assert stage.workflow == "connecting"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 from collections.abc import Iterator
@@ -126,8 +127,9 @@ def kill_under_traffic(run: Run, kills: int) -> int:
         assert sum(gone for _, gone in restored(run)) == team.closes()
         run.told(team.watcher.state)
         told, stored = run.told_events(), run.stored_events()
-        # A kill after the commit can make the journal silent about it, but never repeat itself or make things up.
-        assert told == [event for event in stored if event in told]
+        # A broker that dies right after a line may have it said again by the next, but none is missing or made up.
+        assert [event for event, _ in itertools.groupby(told)] == stored
+        assert len(told) - len(stored) <= killed
     return killed
 
 

@@ -32,5 +32,6 @@ def test_alice_talks_to_pi(bed: Bed, checkout: str, monkeypatch: pytest.MonkeyPa
         answers = (json.loads(line) for line in pi.stdout)
         assert any(answer["type"] == "agent_end" for answer in answers)
         assert [request.roles for request in model.requests] == [("user",)]
-    assert (programs.pi.is_relative_to(realpi.COPIES)) == (checkout == "private")
+    # A checkout that happens to lie where the testbed cannot see it is copied too.
+    assert programs.pi.is_relative_to(realpi.COPIES) or checkout == "reachable"
     bed.run(["rm", "-rf", str(realpi.COPIES)])

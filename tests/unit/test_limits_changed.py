@@ -83,11 +83,11 @@ def test_a_shorter_time_out_holds_for_what_is_on_its_way() -> None:
 
 def test_a_shorter_memory_holds_for_what_is_remembered() -> None:
     peers = Peers(Limits(recent_ms=86_400_000))
-    accepted = peers.send("m")[0]
+    accepted = next(frame for frame in peers.send("m") if frame["type"] == "delivery_accepted")
     peers.say(2, {"type": "message_received", "deliveryId": accepted["deliveryId"]})
     peers.restart(Limits(recent_ms=1_000))
     peers.later(1_001)
-    assert peers.send("m", "another text")[0]["type"] == "delivery_accepted"
+    assert "delivery_accepted" in [frame["type"] for frame in peers.send("m", "another text")]
 
 
 def test_what_a_settled_message_answered_is_not_kept() -> None:

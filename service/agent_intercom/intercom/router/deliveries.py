@@ -100,7 +100,9 @@ class Deliveries:
             tag = delivery
         self._remember(link, sender, target, message, delivery, now)
         accepted = encode.outcome_frame(encode.ACCEPTED, encode.quote(message_id), encoded)
-        book.effects += (Write(link.number, accepted, tag), Write(target.number, frame, tag))
+        answer, onward = Write(link.number, accepted, tag), Write(target.number, frame, tag)
+        # Whoever waits for the message comes first; who writes to itself hears of the acceptance before.
+        book.effects += (answer, onward) if target.number == link.number else (onward, answer)
         if target.slow_since >= 0:
             self._book.hold(link, target, now)
 

@@ -32,6 +32,8 @@ def test_single_flow() -> None:
         observer.expect_seen(("workflow", "active", 1))
         implementer, reviewer = workers["implementer"], workers["reviewer"]
         reviewer.quiet()
+        # The file goes once the assignments have left, and before anybody else is answered.
+        run.watch()
         assert not startup.exists()
         work = implementer.assignment("implementation")
         assert "Make authentication sound." not in work["content"]

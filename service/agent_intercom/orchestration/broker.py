@@ -236,6 +236,7 @@ class Broker(Shell[Engine]):
             self._status_soon()
         elif isinstance(effect, ForgetStartup):
             # After the frames have left: nobody is to wait for the disk.
+            self._reactor.yield_to_loop()
             self._loop.call_soon(self._forget_startup)
         elif isinstance(effect, Write | Bound | Finish | Drop):
             connection = self._reactor.connections.get(effect.number)

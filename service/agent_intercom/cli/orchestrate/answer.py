@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command of `orchestrate` ends with, and the closed lists of codes (orchestration spec, section 11.1).
+
+Standard library only: `--help` imports this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+OK: Final = 0
+RUNTIME: Final = 1
+REFUSED: Final = 2
+
+MEANINGS: Final = {
+    OK: "done",
+    RUNTIME: "the machine or this program failed, or something that is needed is missing (doctor)",
+    REFUSED: "refused, or wrong usage; nothing was changed unless the text says so",
+}
+
+JsonObject: TypeAlias = dict[str, Any]
+
+ERROR: Final = "orchestration_error"
+INVALID_ARGUMENTS: Final = "invalid_arguments"
+LOCAL_RUNTIME_ERROR: Final = "local_runtime_error"
+INTERNAL_ERROR: Final = "internal_error"
+MISSING_PREREQUISITE: Final = "missing_prerequisite"
+MAX_MESSAGE: Final = 512
+
+EXITS: Final = {
+    **dict.fromkeys(
+        (
+            ERROR,
+            INVALID_ARGUMENTS,
+            "interactive_only",
+            "interactive_help_only",
+            "broker_not_ready",
+            "broker_uncertain",
+            "broker_rejected",
+            "broker_not_live",
+            "broker_command_not_found",
+            "worker_context_too_large",
+            "workspace_capsule_invalid",
+            "workspace_capsule_stale",
+            "startup_failed",
+            "stop_failed",
+            "orchestration_state_not_found",
+            "session_collision",
+            "foreign_host",
+            "manager_unreachable",
+        ),
+        REFUSED,
+    ),
+    **dict.fromkeys((MISSING_PREREQUISITE, LOCAL_RUNTIME_ERROR, INTERNAL_ERROR), RUNTIME),
+}
+"""Every code of an error, and the exit status that it ends with.
+
+`foreign_host` (the run lives in tmux), `manager_unreachable` (no user service manager answers) and `stop_failed` (a
+run that was told to end has processes left) are ours; the others are the contract's.
+"""
+
+
+class Answer(NamedTuple):
+    """What a command found or did: `data` for `--json`, `lines` for a person.
+
+    An answer with an `error`, a code and a text, is a failure that has data nevertheless.
+    """
+
+    data: JsonObject
+    lines: Iterable[str] = ()
+    error: tuple[str, str] | None = None
+
+
+class CommandFailure(Exception):
+    """Ends a command. `code` is one of `EXITS`, the text one line with the fault, `hint` the way out."""
+
+    def __init__(self, code: str, text: str, hint: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """The fault and the way out on one line, bounded."""
+        return bounded(f"{self.text.rstrip('.')}. {self.hint}" if self.hint else self.text)
+
+
+def bounded(text: str) -> str:
+    """`text` as the message of an error: one line of at most 512 characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"
+
+
+def usage(text: str, hint: str = "") -> CommandFailure:
+    """A command line that cannot be carried out."""
+    return CommandFailure(INVALID_ARGUMENTS, text, hint)
+
+
+def exit_of(code: str) -> int:
+    """The exit status of an error code."""
+    return EXITS.get(code, REFUSED)

@@ -11,19 +11,13 @@ from typing import NoReturn, TypeAlias
 
 from agent_intercom import __version__
 from agent_intercom.cli.exits import BROKEN_PIPE, INTERRUPTED, REFUSED, SIGNALLED, USAGE, CommandError, epilog
+from agent_intercom.cli.formatting import Formatter
 from agent_intercom.cli.signals import Ended, raising
 from agent_intercom.intercom.client_errors import ClientError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 DESCRIPTION = "Find the agents on this machine, send them messages, ask them questions and answer theirs."
-
-
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Knows the width without `shutil`, which would be a sixth of the time that the parser takes."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_columns())
 
 
 class Parser(argparse.ArgumentParser):
@@ -272,14 +266,6 @@ def _setup(options: argparse.Namespace) -> int:
     from agent_intercom.cli.setup import setup
 
     return setup(options)
-
-
-def _columns() -> int:
-    try:
-        wanted = int(os.environ.get("COLUMNS", "")) or os.get_terminal_size(1).columns
-    except (ValueError, OSError):
-        wanted = 100
-    return max(min(wanted, 100) - 2, 40)
 
 
 def _seconds(value: str) -> float:

@@ -63,10 +63,10 @@ def emit(text: str) -> None:
     print(text, flush=True)
 
 
-def complain(text: str, hint: str = "") -> None:
+def complain(text: str, hint: str = "", program: str = "intercom") -> None:
     """One line on stderr, with the way out."""
     whole = f"{text.rstrip('.')}. {hint}" if hint else text
-    print(f"intercom: {printable(whole)}", file=sys.stderr)
+    print(f"{program}: {printable(whole)}", file=sys.stderr)
 
 
 def finish(as_json: bool, result: JsonObject, lines: Iterable[str]) -> None:

@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `orchestrate` (orchestration spec, section 11.2). Everything but the parser is imported later."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn, TypeAlias
+
+from agent_intercom.cli.formatting import Formatter
+from agent_intercom.cli.orchestrate.answer import MEANINGS, Answer, usage
+
+Command: TypeAlias = Callable[[argparse.Namespace], Answer | int]
+
+ROLES: Final = ("implementer", "reviewer", "probe", "playwright", "django")
+THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
+DESCRIPTION: Final = "Put agents to work as a team: start, watch, steer and inspect runs."
+COMMANDS: Final = (
+    "start",
+    "list",
+    "status",
+    "watch",
+    "attach",
+    "dashboard",
+    "send",
+    "abort",
+    "restart",
+    "continue",
+    "redeliver",
+    "stop",
+    "events",
+    "usage",
+    "doctor",
+    "prune",
+    "config",
+    "supervisor",
+    "controller",
+    "role-registry",
+)
+"""The words that name a command in the envelope of `--json`."""
+
+_SPECIALISTS: Final = (("probe", "probe"), ("playwright", "playwright"), ("django", "django-expert"))
+_SESSION: Final = "name of a session (default: that of this directory, or the only one that runs)"
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line, and as JSON where that was asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        raise usage(message, f"See `{self.prog} --help`.")
+
+
+def build(program: str, version: str) -> Parser:
+    """The whole command line; `program` is the name that it was called by."""
+    parser = Parser(
+        prog=program,
+        description=DESCRIPTION,
+        epilog=f"example:\n  {program} start --task 'Make the parser accept empty lines.' --with-probe\n\n{_exits()}",
+        formatter_class=Formatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{program} {version}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; may stand anywhere")
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True, parser_class=Parser)
+    adding = _Adding(program, commands)
+    _start(adding)
+    _looking(adding)
+    _steering(adding)
+    _tending(adding)
+    _supervisor(adding)
+    return parser
+
+
+def _exits() -> str:
+    return "exit codes:\n" + "".join(f"  {code}  {text}\n" for code, text in MEANINGS.items())
+
+
+class _Adding:
+    """Adds commands, all with the same kind of help."""
+
+    def __init__(self, program: str, commands: argparse._SubParsersAction[Parser]) -> None:
+        self._program = program
+        self._commands = commands
+
+    @contextmanager
+    def command(self, name: str, run: Command, summary: str, example: str) -> Iterator[Parser]:
+        sub = self._commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=f"example:\n  {self._program} {example}\n\n{_exits()}",
+            formatter_class=Formatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(command=run)
+        yield sub
+
+
+def _lazy(module: str, function: str) -> Command:
+    """A command of the module `module` of this package, which is imported when the command runs."""
+
+    def command(options: argparse.Namespace) -> Answer | int:
+        from importlib import import_module
+
+        run: Command = getattr(import_module(f"agent_intercom.cli.orchestrate.{module}"), function)
+        return run(options)
+
+    return command
+
+
+def _config(options: argparse.Namespace) -> Answer | int:
+    return _lazy("config", options.action)(options)
+
+
+def _text(sub: argparse._ActionsContainer, name: str, what: str, *, required: bool = False) -> None:
+    """A text that is given as it is or in a file, never both."""
+    group = sub.add_mutually_exclusive_group(required=required) if isinstance(sub, Parser) else sub
+    group.add_argument(f"--{name}", metavar="TEXT", help=what)
+    group.add_argument(f"--{name}-file", metavar="FILE", help="the same, from a file; - reads standard input")
+
+
+def _start(adding: _Adding) -> None:
+    example = "start --task-file task.md --with-probe --implementation-flow phased --dry-run"
+    with adding.command("start", _lazy("starting", "start"), "start a run", example) as sub:
+        sub.add_argument("--project", metavar="DIR", help="where the team works (default: this directory)")
+        sub.add_argument("--session", metavar="NAME", help="name of the session (default: pi-DIRECTORY-agents)")
+        sub.add_argument("--dry-run", action="store_true", help="check everything, show what would be, make nothing")
+        sub.add_argument("--attach", action="store_true", help="show the dashboard of the run once it is started")
+        task = sub.add_argument_group("what is to be done")
+        _text(task, "task", "the task")
+        _text(task, "context-capsule", "what the team should know already, at most 12288 bytes")
+        task.add_argument(
+            "--implementation-flow", choices=("single", "phased"), metavar="single|phased", help="phased: plan first"
+        )
+        task.add_argument(
+            "--max-repair-rounds", type=_whole, metavar="N", help="rounds of repair before the run pauses"
+        )
+        _capsule(sub.add_argument_group("workspace capsule: what Git and the build files tell, as a hint to the team"))
+        _specialists(sub.add_argument_group("specialists"))
+        _models(sub.add_argument_group("models"))
+        _workers(sub.add_argument_group("workers"))
+        _budget(sub.add_argument_group("budget: thresholds that are watched; nothing is stopped by them"))
+
+
+def _capsule(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--workspace-capsule", action="store_true", default=None, help="give the team one")
+    group.add_argument("--no-workspace-capsule", dest="workspace_capsule", action="store_false", help="give none")
+    group.add_argument(
+        "--workspace-relevant-path",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a path of the project that matters; repeatable, at most 16",
+    )
+
+
+def _specialists(group: argparse._ArgumentGroup) -> None:
+    for role, flag in _SPECIALISTS:
+        group.add_argument(
+            f"--with-{flag}", dest=f"with_{role}", action="store_true", default=None, help=f"with a {role} specialist"
+        )
+        group.add_argument(f"--without-{flag}", dest=f"with_{role}", action="store_false", help="without")
+        _text(group, f"{role}-task", f"what the {role} specialist is to look at")
+    group.add_argument(
+        "--force-specialist",
+        action="append",
+        default=[],
+        choices=[role for role, _ in _SPECIALISTS],
+        metavar="ROLE",
+        help="let ROLE take part in every round, whatever changed; repeatable",
+    )
+    group.add_argument(
+        "--custom-role",
+        action="append",
+        default=[],
+        nargs=4,
+        metavar=("ID", "PROVIDER", "MODEL", "THINKING"),
+        help="not available: this program has the five built-in roles",
+    )
+    group.add_argument("--role-registry", metavar="FILE", help="not available, like --custom-role")
+    group.add_argument("--no-project-custom-roles", action="store_true", help="accepted: there are none")
+
+
+def _models(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--profile", metavar="NAME", help="execution profile: thorough, balanced, economy, or your own")
+    for role in ROLES:
+        group.add_argument(f"--{role}-provider", metavar="P", help=f"provider of the {role}'s model")
+        group.add_argument(f"--{role}-model", metavar="M", help=f"model of the {role}")
+        group.add_argument(
+            f"--{role}-thinking", choices=THINKING, metavar="LEVEL", help=f"thinking level of the {role}"
+        )
+    group.add_argument("--skip-model-check", action="store_true", help="do not ask whether the models are available")
+
+
+def _workers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--harness",
+        action="append",
+        default=[],
+        metavar="ROLE=NAME",
+        help="what runs in a role: pi, or external for a worker that somebody else starts; repeatable",
+    )
+    group.add_argument(
+        "--worker-skill", action="append", default=[], metavar="ROLE=FILE", help="a skill for a worker; repeatable"
+    )
+    group.add_argument(
+        "--worker-context",
+        action="append",
+        default=[],
+        metavar="ROLE=prune|retain",
+        help="whether a worker forgets finished assignments (default: prune); repeatable",
+    )
+    group.add_argument("--approve-project", action="store_true", help="trust the project's own agent settings")
+    group.add_argument("--rpc-workers", action="store_true", help="accepted: workers have no terminal anyway")
+
+
+def _budget(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--budget-enforcement", choices=("warn-only", "hard"), metavar="warn-only|hard", help="how it is told"
+    )
+    group.add_argument(
+        "--budget-override",
+        action="append",
+        default=[],
+        metavar="LEVEL.SCOPE.METRIC=N|off",
+        help="as in warning.run.operational_tokens=900000; repeatable, at most 60",
+    )
+
+
+def _session(sub: Parser, *, needed: bool = False) -> None:
+    if needed:
+        sub.add_argument("session", metavar="SESSION", help="name of a session")
+    else:
+        sub.add_argument("session", nargs="?", metavar="SESSION", help=_SESSION)
+
+
+def _run(sub: Parser) -> None:
+    sub.add_argument("--run", metavar="ID", help="the run that is meant (default: the newest of the session)")
+
+
+def _role(sub: Parser) -> None:
+    sub.add_argument("--role", required=True, choices=ROLES, metavar="ROLE", help="the worker that is meant")
+
+
+def _command_id(sub: Parser, *, needed: bool = False) -> None:
+    sub.add_argument(
+        "--command-id",
+        required=needed,
+        metavar="HEX",
+        help="32 hexadecimal digits; the same id again is the same command",
+    )
+
+
+def _yes(sub: Parser, what: str) -> None:
+    sub.add_argument("--yes", action="store_true", help=what)
+
+
+def _looking(adding: _Adding) -> None:
+    with adding.command("list", _lazy("looking", "list_runs"), "list the runs", "list --all") as sub:
+        sub.add_argument("--all", action="store_true", help="with those that have ended")
+    with adding.command("status", _lazy("looking", "status"), "tell where a run stands", "status --json") as sub:
+        _session(sub)
+        _run(sub)
+    with adding.command("watch", _lazy("watching", "watch"), "show what happens in a run", "watch") as sub:
+        _session(sub)
+        _run(sub)
+    with adding.command(
+        "dashboard", _lazy("watching", "dashboard"), "show a run on the whole screen", "dashboard"
+    ) as sub:
+        _session(sub)
+        _run(sub)
+    with adding.command("attach", _lazy("watching", "attach"), "show a run that goes on", "attach") as sub:
+        _session(sub)
+    with adding.command(
+        "events",
+        _lazy("looking", "events"),
+        "list what has happened in a run",
+        "events demo --role reviewer --after 40",
+    ) as sub:
+        _session(sub)
+        _run(sub)
+        sub.add_argument(
+            "--role", action="append", default=[], choices=ROLES, metavar="ROLE", help="of this role only; repeatable"
+        )
+        sub.add_argument("--after", type=_whole, default=0, metavar="N", help="those after event N (default 0)")
+        sub.add_argument("--limit", type=_page, default=50, metavar="N", help="at most N, 1 to 100 (default 50)")
+    with adding.command("usage", _lazy("looking", "usage"), "tell the tokens and the cost of a run", "usage") as sub:
+        _session(sub)
+        _run(sub)
+        sub.add_argument("--limit", type=_page, default=100, metavar="N", help="newest assignments, 1 to 100 (100)")
+
+
+def _steering(adding: _Adding) -> None:
+    example = "send demo --role implementer --message 'Keep the old format readable.'"
+    with adding.command("send", _lazy("steering", "send"), "say something to a worker", example) as sub:
+        _session(sub, needed=True)
+        _role(sub)
+        _text(sub, "message", "what to say", required=True)
+        _run(sub)
+        _command_id(sub)
+        sub.add_argument(
+            "--delivery",
+            choices=("steer", "follow-up"),
+            default="steer",
+            metavar="steer|follow-up",
+            help="into what it is doing, or after it, as far as its harness can (default: steer)",
+        )
+    with adding.command(
+        "abort", _lazy("steering", "abort"), "ask a worker to stop what it is doing", "abort demo --role probe"
+    ) as sub:
+        _session(sub, needed=True)
+        _role(sub)
+        _run(sub)
+        _command_id(sub)
+    example = "restart demo --role reviewer --thinking high --yes"
+    with adding.command("restart", _lazy("steering", "restart"), "replace a worker by a new one", example) as sub:
+        _session(sub, needed=True)
+        _role(sub)
+        sub.add_argument("--provider", metavar="P", help="provider of the new worker's model, with --model")
+        sub.add_argument("--model", metavar="M", help="model of the new worker, with --provider")
+        sub.add_argument("--thinking", choices=THINKING, metavar="LEVEL", help="thinking level of the new worker")
+        sub.add_argument("--skip-model-check", action="store_true", help="do not ask whether the model is available")
+        _yes(sub, "really end the worker that runs")
+    with adding.command(
+        "continue",
+        _lazy("steering", "continue_run"),
+        "admit one more round of repair",
+        f"continue demo --yes --command-id {'0123456789abcdef' * 2}",
+    ) as sub:
+        _session(sub, needed=True)
+        _command_id(sub, needed=True)
+        _yes(sub, "really go on")
+    with adding.command(
+        "redeliver", _lazy("steering", "redeliver"), "hand a worker its work again", "redeliver demo --role probe --yes"
+    ) as sub:
+        sub.description = (
+            "Hand a worker its work again, after it has become uncertain whether it had it. Look first: what was\n"
+            "delivered already may be done twice."
+        )
+        _session(sub, needed=True)
+        _role(sub)
+        _command_id(sub)
+        _yes(sub, "really hand it over again")
+    with adding.command(
+        "stop", _lazy("stopping", "stop"), "end a run and every process of it", "stop demo --yes"
+    ) as sub:
+        _session(sub)
+        _yes(sub, "really end it; what it has done and its files stay")
+
+
+def _tending(adding: _Adding) -> None:
+    with adding.command(
+        "doctor", _lazy("doctor", "doctor"), "look for what is wrong and tell the way out", "doctor"
+    ) as sub:
+        sub.add_argument("--project", metavar="DIR", help="the project whose settings are looked at (this directory)")
+        sub.add_argument("--skip-model-check", action="store_true", help="do not ask whether the models are available")
+    with adding.command(
+        "prune", _lazy("pruning", "prune"), "remove runs that have ended", "prune --older-than 30 --yes"
+    ) as sub:
+        sub.add_argument("--session", metavar="NAME", help="of this session only")
+        sub.add_argument(
+            "--older-than", type=_whole, metavar="DAYS", help="those that ended earlier (orchestrate.toml)"
+        )
+        sub.add_argument("--keep", type=_whole, metavar="N", help="keep the newest N at most (orchestrate.toml)")
+        sub.add_argument("--original", action="store_true", help="those of the tmux program too")
+        _yes(sub, "really remove them; without it, only tell which")
+    with adding.command("config", _config, "check or show the settings", "config show") as sub:
+        sub.add_argument(
+            "action",
+            choices=("check", "show"),
+            metavar="check|show",
+            help="tell what is wrong with the settings, or show every one and where it comes from",
+        )
+        sub.add_argument("--project", metavar="DIR", help="the project whose settings are meant (this directory)")
+    with adding.command("controller", _lazy("steering", "controller"), "not available", "controller status") as sub:
+        sub.description = "Not available: the controller is a tmux session of the original program."
+        sub.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="ignored")
+    with adding.command("role-registry", _lazy("steering", "role_registry"), "not available", "role-registry") as sub:
+        sub.description = "Not available: this program has the five built-in roles."
+        sub.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="ignored")
+
+
+def _supervisor(adding: _Adding) -> None:
+    example = "supervisor events demo --role reviewer --cursor reviewer=12"
+    with adding.command(
+        "supervisor", _lazy("supervising", "supervisor"), "read runs as a program does", example
+    ) as sub:
+        sub.description = "Read runs as a program does: Supervisor API, version 2. Nothing is changed or started by it."
+        operations = sub.add_subparsers(dest="operation", metavar="OPERATION", required=True, parser_class=Parser)
+
+        def add(name: str, summary: str, *, session: bool = True) -> Parser:
+            description = summary[0].upper() + summary[1:] + "."
+            made = operations.add_parser(
+                name, help=summary, description=description, formatter_class=Formatter, allow_abbrev=False
+            )
+            if session:
+                _session(made, needed=True)
+            return made
+
+        add("capabilities", "tell what this interface can do", session=False)
+        add("sessions", "list the newest run of every session", session=False)
+        runs = add("runs", "list the runs of a session")
+        runs.add_argument("--limit", type=_page, default=100, metavar="N", help="at most N, 1 to 100 (100)")
+        _run(add("snapshot", "tell everything about a run"))
+        usage_page = add("usage", "tell what the assignments of a run have used")
+        _run(usage_page)
+        usage_page.add_argument("--limit", type=_page, default=100, metavar="N", help="newest, 1 to 100 (100)")
+        events = add("events", "list events by role, from a cursor on")
+        _run(events)
+        events.add_argument("--role", action="append", default=[], metavar="ROLE", help="of this role; repeatable")
+        events.add_argument(
+            "--cursor",
+            action="append",
+            default=[],
+            metavar="ROLE=SEQUENCE",
+            help="after this event; `workflow` stands for those of no role; repeatable",
+        )
+        events.add_argument("--limit", type=_page, default=50, metavar="N", help="per role, 1 to 100 (50)")
+        command = add("command", "tell what became of a command")
+        command.add_argument("--role", required=True, metavar="ROLE", help="the role that it was for")
+        _command_id(command, needed=True)
+        _run(command)
+
+
+def _whole(value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) <= 18):
+        raise argparse.ArgumentTypeError("must be a whole number")
+    return int(value)
+
+
+def _page(value: str) -> int:
+    number = _whole(value)
+    if not 1 <= number <= 100:
+        raise argparse.ArgumentTypeError("must be a whole number from 1 to 100")
+    return number

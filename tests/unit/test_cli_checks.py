@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.cli import checks, doctor, sockdiag, status, systemd
+from agent_intercom.cli import checks, doctor, sockdiag, status
 from agent_intercom.cli.checks import Check, Units
 from agent_intercom.cli.main import main
 from agent_intercom.cli.sockdiag import Connection, DiagnosisUnavailable, Listener, Sockets
+from agent_intercom.host.manager import Manager, ManagerUnreachable
 from agent_intercom.intercom.foreign import Probe
 
 HEALTHY: dict[str, Any] = {"ActiveState": "active", "UnitFileState": "enabled", "Result": "success"}
@@ -329,7 +330,7 @@ def test_missing_libraries_are_no_traceback(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(sys.modules, "jeepney.io.blocking", None)
     monkeypatch.setitem(sys.modules, "pyroute2", None)
-    with pytest.raises(systemd.ManagerUnreachable):
-        systemd.Manager().__enter__()
+    with pytest.raises(ManagerUnreachable):
+        Manager().__enter__()
     with pytest.raises(DiagnosisUnavailable):
         sockdiag.look([])

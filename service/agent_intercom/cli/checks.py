@@ -13,7 +13,7 @@ from agent_intercom.cli.exits import CommandError, JsonObject, way_out
 from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, chosen_session_id, file_system, here
 from agent_intercom.cli.setup import RELOAD
 from agent_intercom.cli.status import degraded, verdict
-from agent_intercom.cli.systemd import Manager, ManagerUnreachable, lingering
+from agent_intercom.host.manager import Manager, ManagerError, lingering
 from agent_intercom.intercom import contract, ownership, paths
 from agent_intercom.intercom.foreign import (
     ADDRESS_BYTES,
@@ -96,7 +96,7 @@ def ask_manager() -> Units:
         with Manager() as manager:
             units = {name: manager.unit(name, "Socket") for name in SOCKETS}
             return Units(manager.pid(), {**units, SERVICE: manager.settled_service(SERVICE)})
-    except ManagerUnreachable as error:
+    except ManagerError as error:
         return Units(problem=str(error))
 
 

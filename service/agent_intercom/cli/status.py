@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from agent_intercom.cli import output
 from agent_intercom.cli.exits import DEGRADED, OK, CommandError, JsonObject
 from agent_intercom.cli.place import EPHEMERAL_PREFIX, MODEL, Place, here, told
-from agent_intercom.cli.systemd import Manager, ManagerUnreachable
+from agent_intercom.host.manager import Manager, ManagerError
 from agent_intercom.intercom import contract, ownership, statefiles
 from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.foreign import ADDRESS_BYTES, Probe, fits, is_manager, probe
@@ -113,7 +113,7 @@ def status_text() -> str | None:
     try:
         with Manager() as manager:
             service = manager.settled_service("intercom.service")
-    except ManagerUnreachable:
+    except ManagerError:
         return None
     text = (service or {}).get("StatusText")
     return str(text) if text else None

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's service manager over D-Bus (org.freedesktop.systemd1(5)): what it says of units, and jobs for it.
+
+jeepney is imported with the connection, not with this module.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Self
+
+CALL_TIMEOUT: Final = 3.0
+JOB_TIMEOUT: Final = 30.0
+SETTLING: Final = 1.0
+"""Seconds after which a broker has opened its database and told its status."""
+
+_NAME: Final = "org.freedesktop.systemd1"
+_PATH: Final = "/org/freedesktop/systemd1"
+_MANAGER: Final = f"{_NAME}.Manager"
+_PROPERTIES: Final = "org.freedesktop.DBus.Properties"
+_NO_SUCH_UNIT: Final = f"{_NAME}.NoSuchUnit"
+
+Variant = tuple[str, Any]
+"""A D-Bus signature and a value of it."""
+
+
+class ManagerError(Exception):
+    """The service manager did not do, or not say, what it was asked for. The text is one line."""
+
+
+class ManagerUnreachable(ManagerError):
+    """There is no user manager to ask, or no bus to ask it over."""
+
+
+class ManagerRefused(ManagerError):
+    """The manager answered with an error. `name` is the error's D-Bus name, `unit` what it was asked about, or ""."""
+
+    def __init__(self, name: str, unit: str = "") -> None:
+        super().__init__(f"the user's service manager refused: {name.rpartition('.')[2]}")
+        self.name = name
+        self.unit = unit
+
+
+class JobFailed(ManagerError):
+    """A job ended otherwise than `done`.
+
+    `result` is what JobRemoved says (`canceled`, `timeout`, `failed`, `dependency`, `skipped`, ...), or `unfinished` for
+    a job that did not end in the time that the caller gave it: it goes on.
+    """
+
+    def __init__(self, unit: str, result: str) -> None:
+        super().__init__(f"the job for {unit} ended with {result}" if result != "unfinished" else f"{unit} is not done")
+        self.unit = unit
+        self.result = result
+
+
+class UnitState(NamedTuple):
+    """A loaded unit: its name, LoadState, ActiveState and SubState."""
+
+    name: str
+    load: str
+    active: str
+    sub: str
+
+
+class Manager:
+    """A connection to the user's bus. Use as a context manager; raises ManagerUnreachable from the start on.
+
+    Every method raises ManagerRefused where the manager answers with an error that the method does not explain.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._address = _bus_address(os.environ if environ is None else environ)
+        self._connection: Any = None
+        self._subscribed = False
+
+    def __enter__(self) -> Self:
+        if self._address is None:
+            raise ManagerUnreachable("neither DBUS_SESSION_BUS_ADDRESS nor XDG_RUNTIME_DIR is set")
+        try:
+            from jeepney.io.blocking import open_dbus_connection
+        except ImportError as error:
+            raise ManagerUnreachable("jeepney is not installed") from error
+        try:
+            self._connection = open_dbus_connection(self._address, auth_timeout=CALL_TIMEOUT)
+        except (OSError, ValueError, RuntimeError, TypeError) as error:
+            raise ManagerUnreachable("the user's bus does not answer") from error
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._subscribed = False
+
+    # What it says.
+
+    def pid(self) -> int | None:
+        """The user manager's process, or None where it is not on the bus."""
+        with suppress(ManagerError):
+            return int(self._bus("GetConnectionUnixProcessID", "s", _NAME)[0])
+        return None
+
+    def version(self) -> str:
+        """What systemd calls its version, such as `257.9-1~deb13u1`."""
+        body = self._call(_PATH, _PROPERTIES, "Get", "ss", _MANAGER, "Version")
+        return str(body[0][1])
+
+    def unit(self, name: str, kind: str) -> dict[str, Any] | None:
+        """Properties of the unit `name` by their D-Bus names, those of `kind` (`Socket`, `Service`) included.
+
+        None where no such unit file exists.
+        """
+        path = self._call(_PATH, _MANAGER, "LoadUnit", "s", name)[0]
+        found: dict[str, Any] = {}
+        for interface in (f"{_NAME}.Unit", f"{_NAME}.{kind}"):
+            body = self._call(path, _PROPERTIES, "GetAll", "s", interface)
+            found.update({key: value for key, (_, value) in body[0].items()})
+        return found if found.get("LoadState") != "not-found" else None
+
+    def settled_service(self, name: str) -> dict[str, Any] | None:
+        """Properties of a service, which had a second since it began in which to say how it is."""
+        found = self.unit(name, "Service")
+        if found is None or found.get("ActiveState") != "active":
+            return found
+        age = time.monotonic() - int(found.get("ActiveEnterTimestampMonotonic") or 0) / 1_000_000
+        if age >= SETTLING:
+            return found
+        time.sleep(max(SETTLING - age, 0.0))
+        return self.unit(name, "Service")
+
+    def units(self, *patterns: str) -> list[UnitState]:
+        """The loaded units of which the name matches one of the patterns (glob(7)), by name."""
+        body = self._call(_PATH, _MANAGER, "ListUnitsByPatterns", "asas", [], list(patterns))
+        return sorted(UnitState(name, load, active, sub) for name, _, load, active, sub, *_ in body[0])
+
+    def processes(self, unit: str) -> list[tuple[int, str]]:
+        """The processes in the cgroup of a unit and below it: their ids and control groups. Empty for no such unit."""
+        try:
+            body = self._call(_PATH, _MANAGER, "GetUnitProcesses", "s", unit)
+        except ManagerRefused as error:
+            if error.name == _NO_SUCH_UNIT:
+                return []
+            raise
+        return [(int(pid), str(cgroup)) for cgroup, pid, _ in body[0]]
+
+    # Jobs.
+
+    def start(self, unit: str, timeout: float = JOB_TIMEOUT) -> None:
+        """Start a unit and wait until it is started, at most `timeout` seconds. Raises JobFailed."""
+        self._job(unit, timeout, "StartUnit", "ss", unit, "fail")
+
+    def stop(self, unit: str, timeout: float = JOB_TIMEOUT) -> bool:
+        """Stop a unit and wait until it is stopped, at most `timeout` seconds; False where none is loaded.
+
+        Raises JobFailed. Units that are to stop with it (a slice's, PartOf=) have stopped too.
+        """
+        try:
+            self._call(_PATH, _MANAGER, "GetUnit", "s", unit)
+            # A start under way is to give way.
+            self._job(unit, timeout, "StopUnit", "ss", unit, "replace")
+        except ManagerRefused as error:
+            if error.name == _NO_SUCH_UNIT:
+                return False
+            raise
+        return True
+
+    def transient(self, name: str, properties: Mapping[str, Variant], timeout: float = JOB_TIMEOUT) -> None:
+        """Make the unit `name` and start it (StartTransientUnit); waits and raises like `start`."""
+        given = list(properties.items())
+        self._job(name, timeout, "StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", given, [])
+
+    def reset_failed(self, unit: str) -> bool:
+        """Forget that a unit has failed; False where none of that name is loaded."""
+        try:
+            self._call(_PATH, _MANAGER, "ResetFailedUnit", "s", unit)
+        except ManagerRefused as error:
+            if error.name == _NO_SUCH_UNIT:
+                return False
+            raise
+        return True
+
+    def _job(self, unit: str, timeout: float, member: str, signature: str, *arguments: Any) -> None:
+        from jeepney import MatchRule
+
+        rule = MatchRule(type="signal", sender=_NAME, path=_PATH, interface=_MANAGER, member="JobRemoved")
+        if not self._subscribed:
+            self._call(_PATH, _MANAGER, "Subscribe", "")
+            self._bus("AddMatch", "s", rule.serialise())
+            self._subscribed = True
+        # The signal carries the unique name of its sender, which the bus has compared.
+        ours = MatchRule(type="signal", path=_PATH, interface=_MANAGER, member="JobRemoved")
+        removed: deque[Any] = deque()
+        deadline = time.monotonic() + timeout
+        # The filter is there before the call: the signal may come before the answer.
+        with self._connection.filter(ours, queue=removed):
+            patience = max(timeout, CALL_TIMEOUT)
+            job = self._ask(_NAME, _PATH, _MANAGER, member, signature, arguments, unit, patience)[0]
+            while True:
+                try:
+                    left = max(deadline - time.monotonic(), 0)
+                    _, path, _, result = self._exchange(
+                        lambda: self._connection.recv_until_filtered(removed, timeout=left).body
+                    )
+                except TimeoutError as error:
+                    raise JobFailed(unit, "unfinished") from error
+                if path == job:
+                    break
+        if result != "done":
+            raise JobFailed(unit, result)
+
+    # Messages.
+
+    def _call(self, path: str, interface: str, member: str, signature: str, *arguments: Any) -> tuple[Any, ...]:
+        return self._ask(_NAME, path, interface, member, signature, arguments)
+
+    def _bus(self, member: str, signature: str, *arguments: Any) -> tuple[Any, ...]:
+        name = "org.freedesktop.DBus"
+        return self._ask(name, "/org/freedesktop/DBus", name, member, signature, arguments)
+
+    def _ask(
+        self,
+        name: str,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str,
+        arguments: tuple[Any, ...],
+        unit: str = "",
+        timeout: float = CALL_TIMEOUT,
+    ) -> tuple[Any, ...]:
+        from jeepney import DBusAddress, HeaderFields, MessageType, new_method_call
+
+        address = DBusAddress(path, bus_name=name, interface=interface)
+        message = new_method_call(address, member, signature or None, arguments)
+        try:
+            answer = self._exchange(lambda: self._connection.send_and_get_reply(message, timeout=timeout))
+        except TimeoutError as error:
+            raise ManagerUnreachable("the user's service manager does not answer") from error
+        if answer.header.message_type is MessageType.error:
+            raise ManagerRefused(str(answer.header.fields.get(HeaderFields.error_name, "")), unit)
+        body: tuple[Any, ...] = answer.body
+        return body
+
+    @staticmethod
+    def _exchange(receive: Callable[[], Any]) -> Any:
+        """What `receive` returns. Raises TimeoutError, or ManagerUnreachable for a bus that has gone."""
+        try:
+            return receive()
+        except TimeoutError:
+            raise
+        except (OSError, EOFError, ValueError) as error:
+            raise ManagerUnreachable("the user's service manager does not answer") from error
+
+
+def _bus_address(environ: Mapping[str, str]) -> str | None:
+    if address := environ.get("DBUS_SESSION_BUS_ADDRESS"):
+        return address
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    return f"unix:path={runtime}/bus" if runtime else None
+
+
+def lingering() -> bool | None:
+    """Whether this user's manager goes on after logout (loginctl(1), enable-linger); None where it cannot be told."""
+    import pwd
+
+    if not os.path.isdir("/var/lib/systemd"):
+        return None
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+        return os.path.exists(f"/var/lib/systemd/linger/{name}")
+    except (KeyError, OSError):
+        return None

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which runs there are: those that lie on disk, and which of them live (orchestration spec, sections 9.1 and 11.2).
+
+Read-only to the letter: nothing is made, closed to others or touched, no link is followed, and nobody is connected to,
+so that looking never wakes a broker. A run of ours lives while systemd listens on its socket. A run of another host may
+live in tmux, which only `tmux_runs` and `in_tmux` ask.
+
+Functions raise Refusal with codes of the command line: `orchestration_error`, and those that they name besides. A run
+that cannot be read is an `Issue` wherever several are listed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from os import path
+from typing import Final, NamedTuple
+
+from agent_intercom.orchestration import manifest, privatefiles, runtime
+from agent_intercom.orchestration import places as locations
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.manifest import Manifest
+
+MAX_SCAN: Final = 4_096
+"""How many names of one directory are looked at."""
+
+MAX_ITEMS: Final = 100
+"""How many runs and issues a page has, and how many runs of one session a page of sessions looks at."""
+
+TMUX_TIMEOUT_S: Final = 2
+DATABASE: Final = "broker.sqlite3"
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
+"""What a session or a run may be called, `.` and `..` aside."""
+
+ERROR: Final = "orchestration_error"
+UNKNOWN: Final = "orchestration_state_not_found"
+NOT_LIVE: Final = "broker_not_live"
+FOREIGN: Final = "foreign_host"
+
+_TMUX_OPTION: Final = "@pi_agents_coord"
+
+
+class Entry(NamedTuple):
+    """A run with a readable manifest. `directory` and `root` are canonical.
+
+    `unit` is the id of its units while it lives under systemd; None says nothing about tmux, nor where nobody looked.
+    """
+
+    session: str
+    run_id: str
+    directory: str
+    root: str
+    manifest: Manifest
+    unit: str | None = None
+
+    @property
+    def host(self) -> str:
+        """What hosts it or did: `systemd` for ours, `tmux` for the original's."""
+        return self.manifest.host
+
+    @property
+    def database(self) -> str:
+        """Where its database lies, if a broker ever led it."""
+        return path.join(self.directory, DATABASE)
+
+
+class Issue(NamedTuple):
+    """What lies among sessions or runs and is none, or cannot be read. `name` is its file name, `text` one line."""
+
+    name: str
+    text: str
+    directory: str
+
+
+class Runs(NamedTuple):
+    """Runs of one session, newest first. `truncated`: there are more than were looked at."""
+
+    entries: list[Entry]
+    issues: list[Issue]
+    truncated: bool
+
+
+class Session(NamedTuple):
+    """A session by its newest readable run. `issues` counts what lies beside and cannot be read."""
+
+    newest: Entry
+    truncated: bool
+    issues: int
+
+
+class Sessions(NamedTuple):
+    """Sessions by name. `truncated`: there are more than are in `sessions` and `issues` together."""
+
+    sessions: list[Session]
+    issues: list[Issue]
+    truncated: bool
+
+
+def slug(project: str) -> str:
+    """What a project's directory is called in the name of a session: at most 48 of `a-z0-9-`."""
+    return re.sub(r"[^a-z0-9]+", "-", path.basename(path.normpath(project)).lower())[:48].strip("-") or "project"
+
+
+def default_session(project: str) -> str:
+    """The name of a project's session where nobody chose another."""
+    return f"pi-{slug(project)}-agents"
+
+
+def sessions(roots: Sequence[str]) -> Sessions:
+    """The newest readable run of every session, by name; at most 100 sessions and issues."""
+    found: list[Session] = []
+    issues: list[Issue] = []
+    places, truncated = _sessions_in(roots, issues)
+    for name in sorted(places):
+        if len(found) + len(issues) >= MAX_ITEMS:
+            truncated = True
+            break
+        runs = _runs_in(name, places[name], MAX_ITEMS)
+        if runs.entries:
+            found.append(Session(runs.entries[0], runs.truncated, len(runs.issues)))
+        else:
+            text = runs.issues[0].text if runs.issues else "no run is retained"
+            issues.append(Issue(name, text, path.join(places[name][0], name)))
+    return Sessions(found, issues[: MAX_ITEMS - len(found)], truncated or len(found) + len(issues) > MAX_ITEMS)
+
+
+def runs_of(session: str, roots: Sequence[str]) -> Runs:
+    """Every readable run of a session, newest first, and the issues beside them.
+
+    Raises Refusal `orchestration_state_not_found` where no root has the session.
+    """
+    places = _places_of(session, roots)
+    if not places:
+        raise Refusal(UNKNOWN, "no such session is retained", "session")
+    return _runs_in(session, places, MAX_SCAN)
+
+
+def find(session: str, run_id: str | None, roots: Sequence[str]) -> Entry:
+    """The run `run_id` of a session, or its newest readable one. Whether it lives is not looked at."""
+    places = _places_of(session, roots)
+    if not places:
+        raise Refusal(ERROR, "no such session is retained", "session")
+    if run_id is None:
+        newest = _newest(session, places)
+        if newest is None:
+            raise Refusal(ERROR, "the session has no run that can be read", "session")
+        return newest
+    for root in places:
+        if _is_name(run_id) and path.lexists(path.join(root, session, run_id)):
+            return _read(root, session, run_id)
+    raise Refusal(ERROR, "Requested coordination run is unavailable", "run")
+
+
+def live_runs(environ: Mapping[str, str]) -> Runs:
+    """Every run of ours that lives, by session and newest first, wherever it lies."""
+    entries: list[Entry] = []
+    issues: list[Issue] = []
+    for unit, directory in _live(environ).items():
+        session_directory, run_id = path.split(directory)
+        root, session = path.split(session_directory)
+        try:
+            entry = _read(root, session, run_id)
+            if entry.manifest.unit != unit or entry.directory != directory:
+                raise Refusal(ERROR, "the run does not have the unit that lives for it", "unit")
+        except Refusal as refusal:
+            issues.append(Issue(session, _text(refusal), directory))
+        else:
+            entries.append(entry._replace(unit=unit))
+    entries.sort(key=lambda entry: entry.run_id, reverse=True)
+    entries.sort(key=lambda entry: entry.session)
+    return Runs(entries, issues, False)
+
+
+def seen_live(entry: Entry, environ: Mapping[str, str]) -> Entry:
+    """The same run, with its unit if it lives."""
+    unit = entry.manifest.unit
+    lives = unit is not None and _live(environ).get(unit) == entry.directory
+    return entry._replace(unit=unit if lives else None)
+
+
+def resolve(
+    name: str | None,
+    cwd: str,
+    environ: Mapping[str, str],
+    live_only: bool,
+    run_id: str | None = None,
+) -> Entry:
+    """The run that a command is about (section 11.2).
+
+    With a `name`: the session's live run, else its newest retained one, or with `run_id` exactly that one. Without:
+    what lives under the conventional name of the project `cwd`; else the only one that lives for that project; else
+    what is retained under the conventional name; else the only one that lives at all. `live_only` leaves out what does
+    not live; a run that lives in tmux is then refused with `foreign_host`. Raises Refusal besides:
+    `orchestration_state_not_found` where nothing fits, `broker_not_live` where what fits does not live.
+    """
+    live = live_runs(environ)
+    roots = locations.roots(environ)
+    if name is None:
+        return _implied(cwd, live, environ, live_only, run_id, roots)
+    if not _is_name(name):
+        raise Refusal(ERROR, "a session's name is made of letters, digits, dots, dashes and underscores", "session")
+    entry = _lives(name, run_id, live)
+    if entry is not None:
+        return entry
+    _refuse_unreadable(name, run_id, live)
+    try:
+        entry = find(name, run_id, roots)
+    except Refusal as refusal:
+        if refusal.field == "session" and not _places_of(name, roots):
+            raise Refusal(UNKNOWN, f"there is no session of that name{_those(live)}", "session") from refusal
+        raise
+    if live_only:
+        _refuse_dead(entry, live, environ)
+    return entry
+
+
+def tmux_runs(environ: Mapping[str, str]) -> dict[str, str]:
+    """The runs of the original that live in tmux: from the run's directory to the tmux session.
+
+    Empty where there is no tmux, none answers in time, or no server of it runs.
+    """
+    listed = _tmux(["list-windows", "-a", "-F", f"#{{session_name}}\t#{{window_name}}\t#{{{_TMUX_OPTION}}}"], environ)
+    hosted = {}
+    for line in listed.splitlines():
+        session, _, rest = line.partition("\t")
+        window, _, directory = rest.partition("\t")
+        if window == "agents" and path.isabs(directory):
+            hosted[directory] = session
+    return hosted
+
+
+def in_tmux(entry: Entry, environ: Mapping[str, str]) -> bool:
+    """Whether the tmux session of a run of the original still hosts exactly that run."""
+    if entry.host != "tmux":
+        return False
+    target = f"={entry.session}:=agents"
+    shown = _tmux(["show-options", "-w", "-q", "-v", "-t", target, _TMUX_OPTION], environ)
+    return shown.strip() == entry.directory
+
+
+def _tmux(arguments: list[str], environ: Mapping[str, str]) -> str:
+    import shutil  # only for runs of another host
+
+    program = shutil.which("tmux", path=environ.get("PATH", ""))
+    if program is None:
+        return ""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TMUX_TIMEOUT_S,
+            check=False,
+            env=dict(environ),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def _implied(
+    cwd: str, live: Runs, environ: Mapping[str, str], live_only: bool, run_id: str | None, roots: Sequence[str]
+) -> Entry:
+    """The run that is meant where no session is named."""
+    project = path.realpath(cwd)
+    conventional = default_session(project)
+    entry = _lives(conventional, run_id, live)
+    if entry is not None:
+        return entry
+    candidates = [entry for entry in live.entries if run_id in {None, entry.run_id}]
+    here = [entry for entry in candidates if entry.manifest.project == project]
+    if len(here) == 1:
+        return here[0]
+    _refuse_unreadable(conventional, run_id, live)
+    places = _places_of(conventional, roots)
+    retained = None
+    if places and not here:
+        retained = find(conventional, run_id, roots) if run_id is not None else _newest(conventional, places)
+    if retained is not None and not live_only:
+        return retained
+    if len(candidates) == 1:
+        return candidates[0]
+    if retained is not None:
+        _refuse_dead(retained, live, environ)
+    text = "no session is named, and " + ("several runs live" if candidates else "no run lives")
+    raise Refusal(UNKNOWN, text + _those(live), "session")
+
+
+def _lives(session: str, run_id: str | None, live: Runs) -> Entry | None:
+    """The live run of a session. Raises where two roots have one each and nobody says which."""
+    found = [entry for entry in live.entries if entry.session == session and run_id in {None, entry.run_id}]
+    if len(found) > 1:
+        raise Refusal(ERROR, "several runs of that session live; say which with --run", "run")
+    return found[0] if found else None
+
+
+def _refuse_unreadable(session: str, run_id: str | None, live: Runs) -> None:
+    """What lives and cannot be read must not be passed over for what is retained."""
+    for issue in live.issues:
+        if issue.name == session and run_id in {None, path.basename(issue.directory)}:
+            raise Refusal(ERROR, f"the run that lives cannot be read: {issue.text}", "session")
+
+
+def _refuse_dead(entry: Entry, live: Runs, environ: Mapping[str, str]) -> None:
+    if in_tmux(entry, environ):
+        raise Refusal(FOREIGN, "the run lives in tmux, under the program that started it", "session")
+    raise Refusal(NOT_LIVE, f"the run does not live any more{_those(live)}", "session")
+
+
+def _those(live: Runs) -> str:
+    names = sorted({entry.session for entry in live.entries})
+    if not names:
+        return ""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f" (live: {', '.join(names[:8])}{more})"
+
+
+def _live(environ: Mapping[str, str]) -> dict[str, str]:
+    """From the unit of every run that lives to its directory."""
+    try:
+        runtime_dir = runtime.runtime_dir(environ)
+    except Refusal:
+        # Without a user manager's directory there is nothing that could host a run.
+        return {}
+    return {live.unit: live.directory for live in runtime.live(runtime_dir)}
+
+
+def _sessions_in(roots: Sequence[str], issues: list[Issue]) -> tuple[dict[str, list[str]], bool]:
+    """From every session's name to the canonical roots that have it, and whether a root has more than was looked at.
+
+    Raises Refusal for a root that is no directory of ours; one that is not there has no sessions.
+    """
+    places: dict[str, list[str]] = {}
+    truncated = False
+    for root in map(_canonical, roots):
+        if not _is_root(root):
+            continue
+        names, more = _names(root)
+        truncated = truncated or more
+        for name in names:
+            if not _is_name(name):
+                issues.append(Issue(name, "not the name of a session", path.join(root, name)))
+            elif not _is_directory(path.join(root, name)):
+                issues.append(Issue(name, "not a directory of ours", path.join(root, name)))
+            else:
+                places.setdefault(name, []).append(root)
+    return places, truncated
+
+
+def _places_of(session: str, roots: Sequence[str]) -> list[str]:
+    """The canonical roots that have a session."""
+    if not _is_name(session):
+        return []
+    return [root for root in map(_canonical, roots) if _is_root(root) and _is_directory(path.join(root, session))]
+
+
+def _runs_in(session: str, places: Sequence[str], limit: int) -> Runs:
+    """At most `limit` runs and issues of a session, the newest of those that lie in `places`."""
+    found, truncated = _candidates(session, places)
+    entries: list[Entry] = []
+    issues: list[Issue] = []
+    for run_id, root in found[:limit]:
+        try:
+            entries.append(_read(root, session, run_id))
+        except Refusal as refusal:
+            issues.append(Issue(run_id, _text(refusal), path.join(root, session, run_id)))
+    return Runs(entries, issues, truncated or len(found) > limit)
+
+
+def _newest(session: str, places: Sequence[str]) -> Entry | None:
+    for run_id, root in _candidates(session, places)[0]:
+        try:
+            return _read(root, session, run_id)
+        except Refusal:
+            continue
+    return None
+
+
+def _candidates(session: str, places: Sequence[str]) -> tuple[list[tuple[str, str]], bool]:
+    """Run id and root of what lies in a session's directories, newest first, and whether there is more."""
+    found: list[tuple[str, str]] = []
+    truncated = False
+    for root in places:
+        names, more = _names(path.join(root, session))
+        found.extend((name, root) for name in names)
+        truncated = truncated or more
+    # Ids begin with the time of their making.
+    found.sort(reverse=True)
+    return found, truncated
+
+
+def _read(root: str, session: str, run_id: str) -> Entry:
+    """The run below a canonical root. Raises Refusal `orchestration_error` with one line that says why it cannot."""
+    if not (_is_name(session) and _is_name(run_id)):
+        raise Refusal(ERROR, "not the name of a run", "run")
+    directory = path.join(root, session, run_id)
+    if not (_is_directory(path.join(root, session)) and _is_directory(directory)):
+        raise Refusal(ERROR, "the run is not a directory of ours", "run")
+    try:
+        return Entry(session, run_id, directory, root, manifest.read(directory))
+    except Refusal as refusal:
+        raise Refusal(ERROR, _text(refusal), "run") from refusal
+
+
+def _text(refusal: Refusal) -> str:
+    named = refusal.code == "manifest_invalid" and refusal.field != manifest.NAME
+    return f"{refusal.text} ({refusal.field})" if named else refusal.text
+
+
+def _names(directory: str) -> tuple[list[str], bool]:
+    """At most 4096 names in `directory`, and whether there are more."""
+    try:
+        with os.scandir(directory) as scan:
+            names = [item.name for item in itertools.islice(scan, MAX_SCAN + 1)]
+    except OSError as error:
+        raise Refusal(ERROR, "a directory of runs cannot be read", "directory") from error
+    return names[:MAX_SCAN], len(names) > MAX_SCAN
+
+
+def _canonical(root: str) -> str:
+    """`root` without links above it; whether it is one itself is left to be seen."""
+    root = path.normpath(root)
+    return path.join(path.realpath(path.dirname(root)), path.basename(root))
+
+
+def _is_root(root: str) -> bool:
+    """Whether the root is there. Raises Refusal for what is in its place and no directory of ours."""
+    if not path.lexists(root):
+        return False
+    if not _is_directory(root):
+        raise Refusal(ERROR, "the state root is a link, or no directory of ours", "root")
+    return True
+
+
+def _is_directory(name: str) -> bool:
+    try:
+        privatefiles.check_directory(name)
+    except OSError:
+        return False
+    return True
+
+
+def _is_name(name: str) -> bool:
+    return NAME.fullmatch(name) is not None and name not in {".", ".."}

@@ -126,15 +126,15 @@ def sessions(roots: Sequence[str]) -> Sessions:
     return Sessions(found, issues[: MAX_ITEMS - len(found)], truncated or len(found) + len(issues) > MAX_ITEMS)
 
 
-def runs_of(session: str, roots: Sequence[str]) -> Runs:
-    """Every readable run of a session, newest first, and the issues beside them.
+def runs_of(session: str, roots: Sequence[str], limit: int = MAX_SCAN) -> Runs:
+    """The newest runs of a session and the issues among them, at most `limit` together.
 
     Raises Refusal `orchestration_state_not_found` where no root has the session.
     """
     places = _places_of(session, roots)
     if not places:
         raise Refusal(UNKNOWN, "no such session is retained", "session")
-    return _runs_in(session, places, MAX_SCAN)
+    return _runs_in(session, places, limit)
 
 
 def find(session: str, run_id: str | None, roots: Sequence[str]) -> Entry:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self
 
 CALL_TIMEOUT: Final = 3.0
@@ -48,8 +48,8 @@ class ManagerRefused(ManagerError):
 class JobFailed(ManagerError):
     """A job ended otherwise than `done`.
 
-    `result` is what JobRemoved says (`canceled`, `timeout`, `failed`, `dependency`, `skipped`, ...), or `unfinished` for
-    a job that did not end in the time that the caller gave it: it goes on.
+    `result` is what JobRemoved says (`canceled`, `timeout`, `failed`, `dependency`, `skipped`, ...), or `unfinished`
+    for a job that did not end in the time that the caller gave it: it goes on.
     """
 
     def __init__(self, unit: str, result: str) -> None:
@@ -200,18 +200,16 @@ class Manager:
         with self._connection.filter(ours, queue=removed):
             patience = max(timeout, CALL_TIMEOUT)
             job = self._ask(_NAME, _PATH, _MANAGER, member, signature, arguments, unit, patience)[0]
-            while True:
+            path = result = None
+            while path != job:
+                left = max(deadline - time.monotonic(), 0)
                 try:
-                    left = max(deadline - time.monotonic(), 0)
-                    _, path, _, result = self._exchange(
-                        lambda: self._connection.recv_until_filtered(removed, timeout=left).body
-                    )
+                    with _reaching():
+                        _, path, _, result = self._connection.recv_until_filtered(removed, timeout=left).body
                 except TimeoutError as error:
                     raise JobFailed(unit, "unfinished") from error
-                if path == job:
-                    break
         if result != "done":
-            raise JobFailed(unit, result)
+            raise JobFailed(unit, str(result))
 
     # Messages.
 
@@ -238,7 +236,8 @@ class Manager:
         address = DBusAddress(path, bus_name=name, interface=interface)
         message = new_method_call(address, member, signature or None, arguments)
         try:
-            answer = self._exchange(lambda: self._connection.send_and_get_reply(message, timeout=timeout))
+            with _reaching():
+                answer = self._connection.send_and_get_reply(message, timeout=timeout)
         except TimeoutError as error:
             raise ManagerUnreachable("the user's service manager does not answer") from error
         if answer.header.message_type is MessageType.error:
@@ -246,15 +245,16 @@ class Manager:
         body: tuple[Any, ...] = answer.body
         return body
 
-    @staticmethod
-    def _exchange(receive: Callable[[], Any]) -> Any:
-        """What `receive` returns. Raises TimeoutError, or ManagerUnreachable for a bus that has gone."""
-        try:
-            return receive()
-        except TimeoutError:
-            raise
-        except (OSError, EOFError, ValueError) as error:
-            raise ManagerUnreachable("the user's service manager does not answer") from error
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Raises ManagerUnreachable for a bus that has gone; TimeoutError goes through."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except (OSError, EOFError, ValueError) as error:
+        raise ManagerUnreachable("the user's service manager does not answer") from error
 
 
 def _bus_address(environ: Mapping[str, str]) -> str | None:

@@ -8,18 +8,21 @@ it is gone at reboot, and when the run's socket unit stops. Nothing in it is eve
 `runtime_dir` is always what systemd calls `%t`. Functions raise Refusal: `unit_invalid` for what is no unit id,
 `run_unknown` where nothing was written, `run_foreign` where a directory or the file is a link, another user's or open
 to others, `run_invalid` for content that is not what `write` writes, `run_exists` where the run was written already,
-`run_unwritable` where the file system refuses.
+`run_unwritable` where the file system refuses. `live` and `listening` raise nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from os import path
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -36,20 +39,33 @@ MAX_SOCKET_PATH: Final = 107
 SCOPE_ENVIRONMENT: Final = "AGENT_INTERCOM_SCOPE_ID"
 SCOPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 _KEYS: Final = frozenset({"version", "directory", "scope", "environment", "observer_report_usage"})
+_OPTIONAL_KEYS: Final = frozenset({"programs"})
+_PROGRAM: Final = re.compile(r"[a-z][a-z0-9-]{0,63}", re.ASCII)
+_LOCK: Final = ".lock"
+_LISTENING: Final = (b"00010000", b"0001", b"01")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class Live(NamedTuple):
+    """A run that is up: the id of its units, and its directory."""
+
+    unit: str
+    directory: str
 
 
 class RunPlace(msgspec.Struct, kw_only=True, frozen=True):
     """Where a run is and what its workers are given.
 
     `directory` is the run's directory, `scope` the private scope id (None: unscoped), `environment` all that workers
-    inherit, without the scope, `observer_report_usage` whether observers are of an age that knows usage in reports.
+    inherit, without the scope, `observer_report_usage` whether observers are of an age that knows usage in reports,
+    `programs` the absolute paths of what workers are made of, by the names that `harness` gives them.
     """
 
     directory: str
     scope: str | None
     environment: Mapping[str, str]
     observer_report_usage: bool
+    programs: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
         return "RunPlace()"
@@ -81,7 +97,8 @@ def write(runtime_dir: str, unit_id: str, place: RunPlace) -> str:
     directory = directory_of(runtime_dir, unit_id)
     if len(os.fsencode(socket_path(runtime_dir, unit_id))) > MAX_SOCKET_PATH:
         raise Refusal("runtime_path_long", "XDG_RUNTIME_DIR is too long for the address of a socket", "XDG_RUNTIME_DIR")
-    record = {"version": VERSION, **msgspec.structs.asdict(place), "environment": dict(place.environment)}
+    record = {"version": VERSION, **msgspec.structs.asdict(place)}
+    record |= {"environment": dict(place.environment), "programs": dict(place.programs)}
     # ASCII, because a variable may have bytes that are no UTF-8.
     content = json.dumps(record).encode()
     _parse(content)
@@ -142,6 +159,64 @@ def remove(runtime_dir: str, unit_id: str) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def lock(runtime_dir: str) -> Iterator[None]:
+    """Be the only one who starts or stops a run of this user; waits for who does.
+
+    Raises Refusal `run_foreign` where the lock or its directory is not ours alone, `run_unwritable`.
+    """
+    directory = path.join(runtime_dir, "agent-intercom", "run")
+    try:
+        for step in (path.dirname(directory), directory):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(step, 0o700)
+            privatefiles.close_directory(step)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path.join(directory, _LOCK), flags, 0o600)
+    except OSError as error:
+        code = "run_foreign" if error.errno in {errno.ELOOP, errno.EPERM, errno.ENXIO} else "run_unwritable"
+        raise Refusal(code, "the runtime directory cannot be locked", _LOCK) from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise Refusal("run_foreign", "the lock of the runtime directory is not ours", _LOCK)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def live(runtime_dir: str) -> list[Live]:
+    """The runs that are up, by their units: their place can be read, and somebody listens at their address.
+
+    Nothing is written, connected to or started, and what is not as `write` makes it is passed over.
+    """
+    directory = path.join(runtime_dir, "agent-intercom", "run")
+    try:
+        units = sorted(name for name in os.listdir(directory) if UNIT_ID.fullmatch(name))
+    except OSError:
+        return []
+    listeners = listening() if units else frozenset[str]()
+    found = []
+    for unit in units:
+        if socket_path(runtime_dir, unit) in listeners:
+            with contextlib.suppress(Refusal):
+                found.append(Live(unit, read(runtime_dir, unit).directory))
+    return found
+
+
+def listening() -> frozenset[str]:
+    """The paths of all sockets of this network namespace at which somebody listens (proc_pid_net(5), unix)."""
+    try:
+        with open("/proc/net/unix", "rb") as file:
+            lines = file.read().splitlines()[1:]
+    except OSError:
+        return frozenset()
+    # Num RefCount Protocol Flags Type St Inode Path; a path may have spaces in it.
+    rows = (line.split(maxsplit=7) for line in lines)
+    return frozenset(os.fsdecode(row[7]) for row in rows if len(row) == 8 and tuple(row[3:6]) == _LISTENING)
+
+
 def _take_back(made: list[str], file: str) -> None:
     for step in reversed(made):
         try:
@@ -164,7 +239,9 @@ def _parse(content: bytes) -> RunPlace:
         record = privatefiles.decode(content)
     except ValueError as error:
         raise Refusal("run_invalid", "the run's place is not strict JSON", NAME) from error
-    if not isinstance(record, dict) or record.keys() != _KEYS or len(content) > MAX_BYTES:
+    if not isinstance(record, dict) or not _KEYS <= record.keys() <= _KEYS | _OPTIONAL_KEYS:
+        _refuse(NAME)
+    if len(content) > MAX_BYTES:
         _refuse(NAME)
     version = record.pop("version")
     if type(version) is not int or version != VERSION:
@@ -182,6 +259,9 @@ def _parse(content: bytes) -> RunPlace:
         # Two words for the scope could differ.
         if _VARIABLE.fullmatch(name) is None or "\0" in value or name == SCOPE_ENVIRONMENT:
             _refuse("environment")
+    for name, program in place.programs.items():
+        if _PROGRAM.fullmatch(name) is None or not path.isabs(program) or "\0" in program:
+            _refuse("programs")
     return place
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -23,6 +24,14 @@ def home() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="in", dir="/tmp") as directory:
         Path(directory, "run").mkdir(mode=0o700)
         yield Path(directory)
+
+
+@pytest.fixture
+def installed(home: Path) -> Path:
+    """That home with an installation for the person in it; its dependencies are those of this interpreter."""
+    done = run(home, "install", "--user", "--no-bundle", f"--python={sys.executable}")
+    assert done.returncode == 0, done.stderr
+    return home
 
 
 def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,8 +58,8 @@ def test_an_interpreter_that_is_not_there_is_one_line(home: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "install: /nonexist does not run: No such file or directory\n")
 
 
-def test_the_pages_as_installed_lead_to_each_other(home: Path) -> None:
-    assert run(home, "install", "--user", "--no-bundle", f"--python={sys.executable}").returncode == 0
+def test_the_pages_as_installed_lead_to_each_other(installed: Path) -> None:
+    home = installed
     pages = home / ".local/share/doc/agent-intercom"
     linked = {link for page in pages.glob("*.md") for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())}
     assert "commands.md" in linked
@@ -77,6 +86,87 @@ def test_taking_back_says_what_stays_and_removes_dead_sockets(home: Path) -> Non
     assert f"{state} (to remove it: rm -r {state})" in said
     assert f"{drop_in} (to remove it: rm {drop_in})" in said
     assert f"removed a socket at which nobody listens any more: {compat}/broker.sock" in said
+
+
+def test_what_stays_is_said_to_have_runs_in_it(home: Path) -> None:
+    (home / ".local/state/agent-intercom/runs").mkdir(parents=True)
+    assert "open asks, and runs: " in run(home, "remove", "--user").stderr
+
+
+def test_everything_that_runs_call_is_there_and_can_be_run(installed: Path) -> None:
+    place = installed / ".local"
+    for name in ("orchestrate-broker", "orchestrate-worker", "pi-tmux-agents"):
+        assert os.access(place / "lib/agent-intercom" / name, os.X_OK)
+    package = place / "lib/agent-intercom/site/agent_intercom"
+    here = ROOT / "service/agent_intercom"
+    texts = {path.relative_to(here) for path in here.rglob("*.md")}
+    assert texts == {path.relative_to(package) for path in package.rglob("*.md")}
+    unit = (place / "share/systemd/user/orchestrate-prune.service").read_text()
+    assert f"ExecStart={place}/bin/orchestrate prune --yes\n" in unit
+
+
+def test_completions_are_where_shells_look(installed: Path) -> None:
+    share = installed / ".local/share"
+    sources = ROOT / "packaging/completions"
+    for name, targets in {
+        "intercom.bash": ("bash-completion/completions/intercom", "bash-completion/completions/orchestrate"),
+        "intercom.zsh": ("zsh/site-functions/_intercom",),
+        "intercom.fish": ("fish/vendor_completions.d/intercom.fish", "fish/vendor_completions.d/orchestrate.fish"),
+    }.items():
+        for target in targets:
+            assert (share / target).is_file() == (sources / name).is_file()
+
+
+def pi_script(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What lies in a package as `bin/pi-tmux-agents`, called as an extension calls it."""
+    return subprocess.run(
+        ["python3", str(place / "bin/pi-tmux-agents"), *arguments],
+        env={"HOME": str(place.parent), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("how", ["link", "copy"])
+def test_the_script_in_a_package_hands_over_to_orchestrate(installed: Path, how: str) -> None:
+    package = installed / "package"
+    (package / "bin").mkdir(parents=True)
+    script = installed / ".local/lib/agent-intercom/pi-tmux-agents"
+    if how == "link":
+        (package / "bin/pi-tmux-agents").symlink_to(script)
+    else:
+        (package / "bin/pi-tmux-agents").write_bytes(script.read_bytes())
+    asked = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    command = installed / ".local/bin/orchestrate"
+    command.write_text(f"#!{sys.executable}\n{asked}\n")
+    arguments, environment = json.loads(pi_script(package, "--json", "list", "a b").stdout)
+    assert arguments == ["--json", "list", "a b"]
+    assert environment["AGENT_INTERCOM_CALLED_AS"] == "pi-tmux-agents"
+    assert environment["AGENT_INTERCOM_PI_PACKAGE"] == str(package)
+
+
+def test_the_script_says_what_is_missing_as_its_caller_reads_it(installed: Path) -> None:
+    (installed / ".local/bin/orchestrate").unlink()
+    done = pi_script(installed / ".local", "start", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, answer["command"], answer["success"]) == (1, "", "start", False)
+    assert answer["error"]["code"] == "local_runtime_error"
+    spoken = pi_script(installed / ".local", "start")
+    assert (spoken.returncode, spoken.stdout, spoken.stderr.count("\n")) == (1, "", 1)
+    assert spoken.stderr.startswith("pi-tmux-agents: ")
+
+
+def test_a_command_of_another_package_is_left_alone(home: Path) -> None:
+    theirs = home / ".local/bin/pi-tmux-agents"
+    theirs.parent.mkdir(parents=True)
+    theirs.symlink_to("../lib/node_modules/not/there")
+    done = run(home, "install", "--user", "--no-bundle", f"--python={sys.executable}")
+    assert done.returncode == 0
+    assert f"left alone, because it is another program's: {theirs} " in done.stderr
+    assert run(home, "remove", "--user").returncode == 0
+    assert theirs.is_symlink()
 
 
 @pytest.mark.parametrize("words", [["user", "none", "carol", "id"], ["user", "none"], ["root", "none"]])

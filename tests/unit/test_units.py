@@ -91,7 +91,15 @@ def test_mount_hardening_is_apart() -> None:
     assert not [key for key in base if key.startswith(("Private", "Protect", "ReadOnly", "ReadWrite", "Capability"))]
 
 
-def test_preset_never_names_the_service() -> None:
+def test_preset_enables_the_sockets_and_nothing_else() -> None:
     text = (UNITS / "90-agent-intercom.preset").read_text()
     lines = [line for line in text.splitlines() if line[:1] not in {"", "#"}]
-    assert lines == [f"enable {name}" for name in SOCKETS]
+    assert lines == [*(f"enable {name}" for name in SOCKETS), "disable orchestrate-prune.timer"]
+
+
+def test_old_runs_are_removed_daily_where_somebody_asks_for_it() -> None:
+    timer, service = read("orchestrate-prune.timer"), read("orchestrate-prune.service")
+    assert value(timer, "Timer", "OnCalendar") == "daily"
+    assert value(timer, "Install", "WantedBy") == "timers.target"
+    assert value(service, "Service", "ExecStart") == "/usr/bin/orchestrate prune --yes"
+    assert "Install" not in service

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import path as paths
 
 import apsw
+import msgspec
 
 from agent_intercom.orchestration import contract, rows, schema
 from agent_intercom.orchestration.errors import Refusal
@@ -23,6 +24,70 @@ BUSY_TIMEOUT_MS = 2_000
 
 UNAVAILABLE = "Broker state is unavailable"
 BUSY = "Broker state is busy"
+
+_NEWEST_ASSIGNMENTS = """
+WHERE id IN (SELECT active_assignment_id FROM roles)
+OR rowid IN (SELECT max(rowid) FROM assignments GROUP BY role) ORDER BY rowid
+"""
+_NEWEST_REPORTS = """
+WHERE id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER (PARTITION BY role ORDER BY round DESC, created_at DESC, rowid DESC) AS place
+        FROM reports
+    ) WHERE place = 1
+) ORDER BY role
+"""
+_ADMITTED = """
+SELECT count(DISTINCT round) FROM assignments WHERE role = 'implementer' AND kind = 'implementation' AND round > 1
+"""
+_SEQUENCES = "SELECT (SELECT min(sequence) FROM events), (SELECT max(sequence) FROM events)"
+
+
+class Overview(msgspec.Struct, kw_only=True):
+    """Where a run stands: what its database holds, without commands, events, tokens and what is over.
+
+    Roles by name. `active` and `newest` have, by role, its active assignment and the one that was made last; `reports`
+    the report of the highest round; `guardrails` what the active assignment crossed, or the newest where none is
+    active; `activations` are those of the current round. `admitted` counts rounds of repair. `earliest` and `latest`
+    are the sequences of events that are retained, 0 where there is none.
+    """
+
+    schema: int
+    meta: dict[str, str]
+    round: int
+    roles: list[rows.Role]
+    active: dict[str, rows.Assignment]
+    newest: dict[str, rows.Assignment]
+    reports: dict[str, rows.Report]
+    guardrails: list[rows.Guardrail]
+    activations: list[rows.Activation]
+    admitted: int
+    earliest: int
+    latest: int
+
+
+class UsagePage(msgspec.Struct, kw_only=True):
+    """Roles by name, without tokens, and the newest reports of a run, newest first. `truncated`: there are more."""
+
+    roles: list[rows.Role]
+    reports: list[rows.Report]
+    truncated: bool
+
+
+class EventPage(msgspec.Struct, kw_only=True):
+    """Events above `after`, oldest first. `truncated`: there are more above them."""
+
+    after: int
+    events: list[rows.Event]
+    truncated: bool
+
+
+class EventPages(msgspec.Struct, kw_only=True):
+    """One page per stream that was asked for, all of one moment, and what sequences are retained (0: none)."""
+
+    pages: dict[str | None, EventPage]
+    earliest: int
+    latest: int
 
 
 def read(path: str) -> rows.Retained:
@@ -45,11 +110,91 @@ def events(path: str, after: int, limit: int, role: str | None = None) -> list[r
         return schema.select(db, schema.EVENTS, version, where, (role, after, limit))
 
 
+def overview(path: str) -> Overview:
+    """Where the run stands whose database is at `path`. Raises like `read`."""
+    with _opened(path) as (db, version):
+        entries = schema.select(db, schema.META, version, "WHERE key <> 'control_token'")
+        meta = {entry.key: entry.value for entry in entries if entry.value is not None}
+        current = _round(meta)
+        roles = _roles(db, version)
+        assignments = schema.select(db, schema.ASSIGNMENTS, version, _NEWEST_ASSIGNMENTS)
+        by_id = {each.id: each for each in assignments}
+        active = {each.role: by_id[id] for each in roles if (id := each.active_assignment_id) and id in by_id}
+        newest = {each.role: each for each in assignments}
+        watched = {role: active.get(role, newest[role]).id for role in newest}
+        marks = ", ".join("?" * len(watched))
+        earliest, latest = _sequences(db)
+        return Overview(
+            schema=version,
+            meta=meta,
+            round=current,
+            roles=roles,
+            active=active,
+            newest=newest,
+            reports={each.role: each for each in schema.select(db, schema.REPORTS, version, _NEWEST_REPORTS)},
+            guardrails=schema.select(
+                db,
+                schema.GUARDRAILS,
+                version,
+                f"WHERE assignment_id IN ({marks}) ORDER BY role, level DESC",
+                tuple(watched.values()),
+            ),
+            activations=[
+                schema._checked(row)
+                for row in schema.select(db, schema.ACTIVATIONS, version, "WHERE round = ? ORDER BY role", (current,))
+            ],
+            admitted=db.execute(_ADMITTED).get,
+            earliest=earliest,
+            latest=latest,
+        )
+
+
+def usage_page(path: str, limit: int) -> UsagePage:
+    """What the roles and at most `limit` of the newest reports used. Raises like `read`."""
+    with _opened(path) as (db, version):
+        newest = "ORDER BY created_at DESC, rowid DESC LIMIT ?"
+        found = schema.select(db, schema.REPORTS, version, newest, (limit + 1,))
+        return UsagePage(roles=_roles(db, version), reports=found[:limit], truncated=len(found) > limit)
+
+
+def event_pages(path: str, cursors: Mapping[str | None, int], limit: int) -> EventPages:
+    """Per role, and under None for events of no role, at most `limit` events above its cursor. Raises like `read`."""
+    pages = {}
+    with _opened(path) as (db, version):
+        for role, after in cursors.items():
+            whose = "role IS NULL" if role is None else "role = ?"
+            where = f"WHERE {whose} AND sequence > ? ORDER BY sequence LIMIT ?"
+            bindings = (after, limit + 1) if role is None else (role, after, limit + 1)
+            found = schema.select(db, schema.EVENTS, version, where, bindings)
+            pages[role] = EventPage(after=after, events=found[:limit], truncated=len(found) > limit)
+        earliest, latest = _sequences(db)
+    return EventPages(pages=pages, earliest=earliest, latest=latest)
+
+
 def command(path: str, id: str) -> rows.Command | None:
     """The control command `id`, or None where none was decided on. Raises like `read`."""
     with _opened(path) as (db, version):
         found = schema.select(db, schema.COMMANDS, version, "WHERE id = ?", (id,))
     return found[0] if found else None
+
+
+def _roles(db: apsw.Connection, version: int) -> list[rows.Role]:
+    found = schema.select(db, schema.ROLES, version, "ORDER BY role")
+    for role in found:
+        role.auth_token = ""
+    return found
+
+
+def _round(meta: Mapping[str, str]) -> int:
+    text = meta.get("round", "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise schema.SchemaError("Broker database holds an invalid row")
+    return int(text)
+
+
+def _sequences(db: apsw.Connection) -> tuple[int, int]:
+    earliest, latest = next(db.execute(_SEQUENCES))
+    return earliest or 0, latest or 0
 
 
 @contextlib.contextmanager

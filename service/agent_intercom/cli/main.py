@@ -57,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from agent_intercom.cli import output
 
+    if arguments[:1] == ["_complete"]:
+        from agent_intercom.cli import completion
+
+        return completion.print_words(build_parser(), arguments[1:], completion.nothing)
     try:
         options, rest = build_parser().parse_known_args(_ordered(arguments))
         if rest:

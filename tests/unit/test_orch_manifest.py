@@ -235,6 +235,22 @@ def test_ours_is_read_as_it_was_written() -> None:
     assert b"pane" not in content
 
 
+def test_harness_of_a_role() -> None:
+    record = sample(8)
+    assert parse(record).roles["reviewer"].harness is None
+    for harness in ("pi", "external"):
+        record["roles"]["reviewer"]["harness"] = harness
+        found = parse(record)
+        assert found.roles["reviewer"].harness == harness
+        assert manifest.parse(manifest.encode(found), COORD) == found
+    for wrong in ("Pi", "", None, ["pi"]):
+        record["roles"]["reviewer"]["harness"] = wrong
+        assert refused(record) == "roles.reviewer.harness"
+    older = sample(5)
+    older["roles"]["reviewer"]["harness"] = "pi"
+    assert refused(older) == "roles.reviewer"
+
+
 def test_only_what_can_be_read_is_written() -> None:
     for name, value in (("unit", "A"), ("unit", None), ("unit", "a" * 33), ("host", "tmux"), ("version", 5)):
         broken = copy.deepcopy(ours())

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_intercom.orchestration import budget, contract, manifest, privatefiles, rundir, store
+from agent_intercom.orchestration import budget, contract, harness, manifest, privatefiles, rundir, store
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.orchestration.rundir import RoleSpec, Run, RunSpec, Startup
@@ -241,14 +241,45 @@ def test_names(root: Path, name: str) -> None:
         {"project": "/nonexistent/../x"},
         {"transport": "ssh"},
         {"roles": {"implementer": ROLE}},
+        {"roles": {"implementer": ROLE, "reviewer": msgspec.structs.replace(ROLE, harness="other")}},
         {"roles": {"implementer": ROLE, "reviewer": ROLE, "other": ROLE}},
         {"implementation_flow": "both"},
         {"forced_specialists": ["django"]},
     ],
 )
 def test_a_run_that_could_not_be_read_is_not_made(root: Path, change: dict[str, Any]) -> None:
-    code(create, root, **change)
+    refused = code(create, root, **change)
+    assert code(rundir.check, str(root), "s", RUN_ID, spec(root, **change), NOW) == refused
     assert not root.parent.exists()
+
+
+def test_checked_as_it_would_be_made(root: Path) -> None:
+    found = rundir.check(str(root), "s", RUN_ID, spec(root), NOW)
+    assert not root.parent.exists()
+    assert found == create(root).manifest
+    before = tree(root.parents[1])
+    assert code(rundir.check, str(root), "s", RUN_ID, spec(root), NOW) == "run_exists"
+    rundir.check(str(root), "s", "another", spec(root), NOW)
+    assert tree(root.parents[1]) == before
+
+
+@pytest.mark.parametrize("level", ["orchestrations", "orchestrations/s"])
+def test_checking_looks_at_what_is_there(root: Path, level: str) -> None:
+    create(root)
+    at = root.parent / level
+    at.rename(root.parent / "moved")
+    at.symlink_to(root.parent / "moved")
+    assert code(rundir.check, str(root), "s", "another", spec(root), NOW) == "run_foreign"
+    at.unlink()
+    at.touch()
+    assert code(rundir.check, str(root), "s", "another", spec(root), NOW) == "run_foreign"
+
+
+def test_an_open_directory_is_not_closed_by_checking(root: Path) -> None:
+    create(root)
+    root.chmod(0o755)
+    rundir.check(str(root), "s", "another", spec(root), NOW)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o755
 
 
 def test_a_run_is_never_replaced(root: Path) -> None:
@@ -385,7 +416,7 @@ def test_runs_that_no_broker_leads(root: Path) -> None:
         del record[name]
     del record["host"], record["unit"]
     for number, (name, role) in enumerate(record["roles"].items()):
-        del role["session_id"], role["skills"]
+        del role["session_id"], role["skills"], role["harness"]
         role |= {"pane_id": f"%{number}", "prompt_path": f"{run.path}/{name}.prompt.md"}
         Path(role["prompt_path"]).write_text("x")
     file.write_text(json.dumps(record | {"version": 2, "monitor_pane_id": "%9"}))
@@ -441,3 +472,9 @@ def test_five_roles_and_skills(root: Path) -> None:
     run = create(root, roles=roles, forced_specialists=["django", "probe"])
     assert list(run.tokens) == list(contract.ROLES)
     assert rundir.open_run(run.path).manifest.roles["django"].skills == skills
+
+
+def test_harnesses(root: Path) -> None:
+    roles = {"implementer": ROLE, "reviewer": msgspec.structs.replace(ROLE, harness=harness.EXTERNAL), "probe": ROLE}
+    found = rundir.open_run(create(root, roles=roles).path).manifest.roles
+    assert (found["implementer"].harness, found["reviewer"].harness) == ("pi", "external")

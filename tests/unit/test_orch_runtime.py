@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import socket
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +20,14 @@ import pytest
 from agent_intercom.intercom import contract as intercom
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.orchestration.runtime import RunPlace
+from agent_intercom.orchestration.runtime import Live, RunPlace
 
 PLACE = RunPlace(
     directory="/state/pi-demo-agents/r1",
     scope="scope-0123456789abcdef",
     environment={"PATH": "/usr/bin", "KEY": "s3cret", "BYTES": os.fsdecode(b"\xff\xfe"), "EMPTY": ""},
     observer_report_usage=True,
+    programs={"pi": "/opt/pi/pi", "pi-bridge": "/opt/b/orchestrator-worker.js"},
 )
 
 
@@ -153,6 +159,10 @@ def test_what_another_user_owns_is_refused(tmp_path: Path, place: Path, name: st
         {"environment": {"AGENT_INTERCOM_SCOPE_ID": "scope-0123456789abcdef"}},
         {"environment": {"A": "x" * runtime.MAX_BYTES}},
         {"observer_report_usage": 1},
+        {"programs": {"pi": "bin/pi"}},
+        {"programs": {"pi": "/bin/pi\0"}},
+        {"programs": {"Pi": "/bin/pi"}},
+        {"programs": {"pi": 1}},
     ],
 )
 def test_only_what_can_be_read_is_written(tmp_path: Path, place: Path, change: dict[str, Any]) -> None:
@@ -208,3 +218,81 @@ def test_scopes_are_those_of_the_intercom() -> None:
         intercom.SCOPE_PATTERN.pattern,
         intercom.SCOPE_PATTERN.flags,
     )
+
+
+def test_a_place_that_is_older_than_programs(tmp_path: Path, place: Path) -> None:
+    runtime.write(str(tmp_path), "a1", PLACE)
+    record = json.loads((place / "run.json").read_text())
+    del record["programs"]
+    (place / "run.json").write_text(json.dumps(record))
+    assert runtime.read(str(tmp_path), "a1") == msgspec.structs.replace(PLACE, programs={})
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A runtime directory of which the path leaves room for the address of a socket."""
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def listener(runtime_dir: Path, unit: str, listens: bool = True) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(runtime.socket_path(str(runtime_dir), unit))
+        if listens:
+            sock.listen()
+        yield sock
+
+
+def test_live_runs_have_a_place_and_somebody_who_listens(short: Path) -> None:
+    assert runtime.live(str(short)) == []
+    for unit in ("b2", "a1", "c3", "d4", "e5"):
+        runtime.write(str(short), unit, msgspec.structs.replace(PLACE, directory=f"/state/s/{unit}"))
+    (short / "agent-intercom/run/e5/run.json").write_text("{}")
+    (short / "agent-intercom/run/odd name").touch()
+    with contextlib.ExitStack() as stack:
+        heard = [stack.enter_context(listener(short, unit)) for unit in ("a1", "b2", "e5", "f6")]
+        # Bound, and nobody listens; f6 has no place, e5 a broken one.
+        stack.enter_context(listener(short, "c3", listens=False))
+        assert runtime.live(str(short)) == [Live("a1", "/state/s/a1"), Live("b2", "/state/s/b2")]
+        for sock in heard:
+            # Looking is not connecting.
+            sock.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                sock.accept()
+    # The socket's file is there, and no socket.
+    assert runtime.live(str(short)) == []
+
+
+def test_one_at_a_time_may_start_and_stop(tmp_path: Path) -> None:
+    file = tmp_path / "agent-intercom/run/.lock"
+    with runtime.lock(str(tmp_path)), open(file, "rb") as other:
+        assert mode(file) == 0o600
+        assert {mode(file.parent), mode(file.parents[1])} == {0o700}
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(file, "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.suppress(KeyError), runtime.lock(str(tmp_path)):
+        raise KeyError
+    with runtime.lock(str(tmp_path)):
+        assert runtime.live(str(tmp_path)) == []
+
+
+def test_a_lock_that_is_none(tmp_path: Path) -> None:
+    def locked() -> None:
+        with runtime.lock(str(tmp_path)):
+            pass
+
+    locked()
+    file = tmp_path / "agent-intercom/run/.lock"
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere")
+    assert code(locked) == "run_foreign"
+    assert not (tmp_path / "elsewhere").exists()
+    file.unlink()
+    os.mkfifo(file)
+    assert code(locked) == "run_foreign"
+    file.unlink()
+    file.mkdir()
+    assert code(locked) == "run_unwritable"

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from agent_intercom.orchestration import contract, privatefiles
+from agent_intercom.orchestration import contract, harness, privatefiles
 from agent_intercom.orchestration.errors import Refusal
 
 NAME: Final = "manifest.json"
@@ -81,7 +81,10 @@ class Skill(msgspec.Struct, frozen=True):
 
 
 class RoleRecord(msgspec.Struct, kw_only=True):
-    """One role. `pane_id` and `prompt_path` are of older hosts; `skills` None: the manifest is older than this."""
+    """One role. `pane_id` and `prompt_path` are of older hosts; `skills` None: the manifest is older than this.
+
+    `harness` is what the role's worker is (`harness.HARNESSES`); None in a manifest that is older than this.
+    """
 
     provider: str
     model: str
@@ -90,6 +93,7 @@ class RoleRecord(msgspec.Struct, kw_only=True):
     session_dir: str
     session_id: str | None = None
     skills: list[Skill] | None = None
+    harness: str | None = None
     pane_id: str | None = None
     prompt_path: str | None = None
     custom_role: Any = None
@@ -130,9 +134,9 @@ def encode(manifest: Manifest) -> bytes:
     record: dict[str, Any] = {name: getattr(manifest, name) for name in _TOP[VERSION]}
     for name in ("execution_profile", "orchestration_config", "project_config"):
         record[name] = msgspec.to_builtins(record[name])
+    roles = manifest.roles.items()
     record["roles"] = {
-        name: {key: msgspec.to_builtins(getattr(role, key)) for key in _role_keys(VERSION)[0] | {"skills"}}
-        for name, role in manifest.roles.items()
+        name: {key: msgspec.to_builtins(getattr(role, key)) for key in _written(role)} for name, role in roles
     }
     content = (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()
     parse(content, manifest.coord)
@@ -269,6 +273,8 @@ def _role(name: str, record: Any, version: int, coord: str) -> RoleRecord:
         _require(record["prompt_path"] == path.join(coord, f"{name}.prompt.md"), f"{field}.prompt_path")
     if "pane_id" in required:
         _require(_matches(record["pane_id"], _PANE), f"{field}.pane_id")
+    if "harness" in record:
+        _require(_one_of(record["harness"], harness.HARNESSES), f"{field}.harness")
     if "skills" not in record:
         return RoleRecord(**record)
     return RoleRecord(**{**record, "skills": _skills(record["skills"], f"{field}.skills")})
@@ -311,10 +317,15 @@ def _role_keys(version: int) -> tuple[frozenset[str], frozenset[str]]:
     """The keys that a role's record must have and those that it may have besides."""
     common = frozenset({"provider", "model", "thinking", "tools", "session_dir"})
     if version == VERSION:
-        return common | {"session_id", "skills"}, frozenset()
+        return common | {"session_id", "skills"}, frozenset({"harness"})
     required = common | {"pane_id", "prompt_path" if version < 3 else "session_id"}
     optional = frozenset({"skills"} if version >= 4 else ())
     return required, optional | ({"custom_role", "custom_policy"} if version in {6, 7} else frozenset())
+
+
+def _written(role: RoleRecord) -> frozenset[str]:
+    required, optional = _role_keys(VERSION)
+    return required | {key for key in optional if getattr(role, key) is not None}
 
 
 def _is_time(value: Any) -> bool:

@@ -19,11 +19,22 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from os import path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from agent_intercom.orchestration import activation, budget, capsules, contract, manifest, privatefiles, reports, rows
+from agent_intercom.orchestration import (
+    activation,
+    budget,
+    capsules,
+    contract,
+    harness,
+    manifest,
+    privatefiles,
+    reports,
+    rows,
+    startup,
+)
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import (
     Manifest,
@@ -34,49 +45,32 @@ from agent_intercom.orchestration.manifest import (
     Skill,
 )
 from agent_intercom.orchestration.workflow.ledger import stamp
-from agent_intercom.wire import codec
 from agent_intercom.wire.clock import Now
 
-STARTUP: Final = "startup.json"
 STATE: Final = "startup-state"
 CONTROL_TOKEN: Final = "control.token"
 DATABASE: Final = "broker.sqlite3"
 SESSIONS: Final = "sessions"
-MAX_WORKSPACE_CAPSULE: Final = 8_192
 
 STARTING: Final = "STARTING"
 RUNNING: Final = "RUNNING"
 FAILED: Final = "FAILED"
 STARTUP_STATES: Final = (STARTING, RUNNING, FAILED)
 
+Startup = startup.Startup
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 _MAX_RUN_ID: Final = 128 - len("-") - max(map(len, contract.ROLES))
-_STARTUP_KEYS: Final = (
-    {"task", "role_tasks"},
-    {"task", "role_tasks", "context_capsule"},
-    {"task", "role_tasks", "context_capsule", "workspace_capsule"},
-)
 
 
 class RoleSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What runs in a role."""
+    """What runs in a role. `harness` is one of `harness.HARNESSES`."""
 
     provider: str
     model: str
     thinking: str
     skills: Sequence[Skill] = ()
-
-
-class Startup(msgspec.Struct, kw_only=True, frozen=True):
-    """The bodies that a run begins with. A capsule that is blank is None; `workspace_capsule` is JSON."""
-
-    task: str
-    role_tasks: Mapping[str, str]
-    context_capsule: str | None = None
-    workspace_capsule: str | None = None
-
-    def __repr__(self) -> str:
-        return "Startup()"
+    harness: str = harness.PI
 
 
 class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -119,6 +113,26 @@ class Run(msgspec.Struct, kw_only=True):
         return path.join(self.path, DATABASE)
 
 
+class _Plan(NamedTuple):
+    """A run that can be made: what `create` makes beyond the directories and the database."""
+
+    run: Run
+    flow: str
+    forced: Sequence[str]
+    files: Mapping[str, bytes]
+
+
+def check(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> Manifest:
+    """Whether `create` would make the run; the manifest that it would have. Nothing is made.
+
+    Raises what `create` raises, but for what only shows when something is made.
+    """
+    plan = _plan(root, session, run_id, spec, now)
+    with _refusals():
+        _check_directories(plan.run.root, plan.run.path)
+    return plan.run.manifest
+
+
 def create(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> Run:
     """Make the directory of a new run, with everything that its broker needs.
 
@@ -126,31 +140,17 @@ def create(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> Run
     `run_exists`, `manifest_invalid`, `startup_invalid`, `startup_too_large`, `context_capsule_too_large`,
     `workspace_capsule_invalid`, and what the lists of roles and specialists are refused with.
     """
-    root, directory = _locate(root, session, run_id)
-    if not set(contract.ROLES) >= spec.roles.keys():
-        raise Refusal("role_invalid", "unknown role", "roles")
-    roles = [role for role in contract.ROLES if role in spec.roles]
-    flow = spec.implementation_flow
-    if flow not in {contract.Flow.SINGLE, contract.Flow.PHASED}:
-        raise Refusal("flow_invalid", "unknown implementation flow", "implementation_flow")
-    forced = activation.forced_list(list(spec.forced_specialists), roles)
-    made_of = _manifest(directory, session, run_id, spec, roles, stamp(now))
-    files = {manifest.NAME: manifest.encode(made_of), STARTUP: _encode_startup(spec.startup, roles)}
-    _check_baselines(spec, roles)
-    tokens = {role: os.urandom(16).hex() for role in roles}
-    control = os.urandom(16).hex()
-    files |= {_token_name(role): f"{token}\n".encode() for role, token in tokens.items()}
-    files |= {CONTROL_TOKEN: f"{control}\n".encode(), STATE: f"{STARTING}\n".encode()}
-    run = Run(path=directory, root=root, session=session, run_id=run_id, manifest=made_of, tokens=tokens,
-              control_token=control)  # fmt: skip
+    plan = _plan(root, session, run_id, spec, now)
+    run, roles, directory = plan.run, plan.run.manifest.roles, plan.run.path
     with _refusals(), contextlib.ExitStack() as undo:
-        _make_directories(root, directory, undo)
-        for name, content in files.items():
+        _check_directories(run.root, directory)
+        _make_directories(run.root, directory, undo)
+        for name, content in plan.files.items():
             privatefiles.create(path.join(directory, name), content)
         os.mkdir(path.join(directory, SESSIONS), 0o700)
         for role in roles:
             os.mkdir(path.join(directory, SESSIONS, role), 0o700)
-        _make_database(run, spec, flow, forced, stamp(now))
+        _make_database(run, spec, plan.flow, plan.forced, stamp(now))
         privatefiles.sync_directory(directory)
         privatefiles.sync_directory(path.dirname(directory))
         undo.pop_all()
@@ -207,19 +207,19 @@ def take_startup(directory: str) -> Startup | None:
     _, directory = _enter(directory, False)
     try:
         with _refusals():
-            content = privatefiles.read(path.join(directory, STARTUP), contract.MAX_STARTUP)
+            content = privatefiles.read(path.join(directory, startup.NAME), contract.MAX_STARTUP)
     except Refusal as refusal:
         if refusal.code == "run_gone":
             return None
         raise
-    return _parse_startup(content)
+    return startup.parse(content)
 
 
 def delete_startup(directory: str) -> bool:
     """Delete the bodies that the run began with: when work has begun, on stop, after a failed start; False if gone."""
     _, directory = _enter(directory, True)
     with _refusals():
-        return privatefiles.remove(path.join(directory, STARTUP))
+        return privatefiles.remove(path.join(directory, startup.NAME))
 
 
 def write_startup_state(directory: str, state: str) -> None:
@@ -240,6 +240,42 @@ def remove(directory: str) -> None:
         shutil.rmtree(directory)
         with contextlib.suppress(OSError):
             os.rmdir(path.dirname(directory))
+
+
+def _plan(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> _Plan:
+    root, directory = _locate(root, session, run_id)
+    if not set(contract.ROLES) >= spec.roles.keys():
+        raise Refusal("role_invalid", "unknown role", "roles")
+    roles = [role for role in contract.ROLES if role in spec.roles]
+    flow = spec.implementation_flow
+    if flow not in {contract.Flow.SINGLE, contract.Flow.PHASED}:
+        raise Refusal("flow_invalid", "unknown implementation flow", "implementation_flow")
+    forced = activation.forced_list(list(spec.forced_specialists), roles)
+    made_of = _manifest(directory, session, run_id, spec, roles, stamp(now))
+    files = {manifest.NAME: manifest.encode(made_of), startup.NAME: startup.encode(spec.startup, roles)}
+    _check_baselines(spec, roles)
+    tokens = {role: os.urandom(16).hex() for role in roles}
+    control = os.urandom(16).hex()
+    files |= {_token_name(role): f"{token}\n".encode() for role, token in tokens.items()}
+    files |= {CONTROL_TOKEN: f"{control}\n".encode(), STATE: f"{STARTING}\n".encode()}
+    run = Run(path=directory, root=root, session=session, run_id=run_id, manifest=made_of, tokens=tokens,
+              control_token=control)  # fmt: skip
+    return _Plan(run, flow, forced, files)
+
+
+def _check_directories(root: str, directory: str) -> None:
+    """What is there of the root and the session's directory is ours; the run's directory is not there."""
+    for step in (root, path.dirname(directory)):
+        if path.lexists(step):
+            privatefiles.check_directory(step)
+    if path.lexists(directory):
+        raise Refusal("run_exists", "the run is there already", "run_id")
+    above = path.dirname(root)
+    while not path.lexists(above):
+        above = path.dirname(above)
+    place = next(step for step in (path.dirname(directory), root, above) if path.lexists(step))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise Refusal("run_unwritable", "the run's directory cannot be made", "directory")
 
 
 def _locate(root: str, session: str, run_id: str) -> tuple[str, str]:
@@ -315,6 +351,7 @@ def _manifest(directory: str, session: str, run_id: str, spec: RunSpec, roles: l
             session_dir=path.join(directory, SESSIONS, role),
             session_id=f"{run_id}-{role}",
             skills=list(given.skills),
+            harness=given.harness,
         )
         for role, given in ((role, spec.roles[role]) for role in roles)
     }
@@ -365,20 +402,6 @@ def _make_database(run: Run, spec: RunSpec, flow: str, forced: Sequence[str], ti
         raise Refusal("run_unwritable", "the database cannot be made", error.code) from error
 
 
-def _encode_startup(startup: Startup, roles: Sequence[str]) -> bytes:
-    record: dict[str, Any] = {"task": startup.task, "role_tasks": dict(startup.role_tasks)}
-    if startup.context_capsule is not None or startup.workspace_capsule is not None:
-        record["context_capsule"] = startup.context_capsule or ""
-    if startup.workspace_capsule is not None:
-        record["workspace_capsule"] = startup.workspace_capsule
-    if not set(roles) >= record["role_tasks"].keys():
-        raise Refusal("startup_invalid", "a task for a role that is not in the run", "role_tasks")
-    # Not escaped beyond need: what people write outside ASCII would not fit half as early.
-    content = codec.encode(record)
-    _parse_startup(content)
-    return content
-
-
 def _check_baselines(spec: RunSpec, roles: Sequence[str]) -> None:
     """Every role's baseline fits into a delivery, as its broker will render it."""
     if not reports.encodable(spec.project):
@@ -388,38 +411,6 @@ def _check_baselines(spec: RunSpec, roles: Sequence[str]) -> None:
         role_task = begin.role_tasks.get(role, "")
         context, workspace = begin.context_capsule or "", begin.workspace_capsule or ""
         capsules.baseline(role, spec.project, begin.task, context, role_task, workspace)
-
-
-def _parse_startup(content: bytes) -> Startup:
-    if len(content) > contract.MAX_STARTUP:
-        raise Refusal("startup_too_large", "the startup file is too long", STARTUP)
-    try:
-        record = privatefiles.decode(content)
-    except ValueError as error:
-        raise Refusal("startup_invalid", "the startup file is not strict JSON", STARTUP) from error
-    if not isinstance(record, dict) or record.keys() not in _STARTUP_KEYS:
-        raise Refusal("startup_invalid", "the startup file has other keys", STARTUP)
-    task, role_tasks = record["task"], record["role_tasks"]
-    context, workspace = record.get("context_capsule", ""), record.get("workspace_capsule", "")
-    if isinstance(workspace, dict):
-        workspace = json.dumps(workspace, sort_keys=True, separators=(",", ":"))
-    if not isinstance(task, str) or not isinstance(context, str | None) or not isinstance(workspace, str | None):
-        raise Refusal("startup_invalid", "a body is not text", STARTUP)
-    known = isinstance(role_tasks, dict) and set(contract.ROLES) >= role_tasks.keys()
-    if not known or not all(isinstance(text, str) for text in role_tasks.values()):
-        raise Refusal("startup_invalid", "the role tasks are invalid", "role_tasks")
-    if not all(map(reports.encodable, (task, context or "", workspace or "", *role_tasks.values()))):
-        raise Refusal("startup_invalid", "a body is not valid Unicode", STARTUP)
-    if codec.utf8_length(context or "") > contract.MAX_CAPSULE:
-        raise Refusal("context_capsule_too_large", "the context capsule is too long", "context_capsule")
-    if codec.utf8_length(workspace or "") > MAX_WORKSPACE_CAPSULE:
-        raise Refusal("workspace_capsule_invalid", "the workspace capsule is too long", "workspace_capsule")
-    return Startup(
-        task=task,
-        role_tasks=role_tasks,
-        context_capsule=context if context and context.strip() else None,
-        workspace_capsule=workspace if workspace and workspace.strip() else None,
-    )
 
 
 def _token_name(role: str) -> str:
@@ -437,5 +428,5 @@ def _refusals() -> Iterator[None]:
         if error.errno == errno.ELOOP:
             raise Refusal("run_foreign", "the run's directory is not ours, or has a link in it", "directory") from error
         if error.errno == errno.EFBIG:
-            raise Refusal("startup_too_large", "the startup file is too long", STARTUP) from error
+            raise Refusal("startup_too_large", "the startup file is too long", startup.NAME) from error
         raise Refusal("run_unwritable", "the run's directory cannot be used", "directory") from error

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker is: the programs of each harness, their arguments and environment (orchestration spec, 12.1 and 12.6).
+
+Pure: nothing is read, and a name is not looked up anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import path
+from typing import Final
+
+from agent_intercom.orchestration import budget
+
+PI: Final = "pi"
+EXTERNAL: Final = "external"
+HARNESSES: Final = frozenset({PI, EXTERNAL})
+"""`pi` is the real Pi with its worker bridge, hosted by us; an `external` worker is started by somebody else."""
+
+PROGRAM: Final = "pi"
+BRIDGE: Final = "pi-bridge"
+PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {PI: (PROGRAM, BRIDGE), EXTERNAL: ()}
+"""What a harness needs, by the names in `runtime.RunPlace.programs`: Pi itself, and its module `BRIDGE_FILE`."""
+
+BRIDGE_FILE: Final = "orchestrator-worker.js"
+
+PRUNE: Final = "prune"
+RETAIN: Final = "retain"
+CONTEXT_MODES: Final = frozenset({PRUNE, RETAIN})
+"""What a worker keeps of its conversation when an assignment begins: little, or all of it."""
+
+REPORT_TOOL: Final = "orchestrator_report"
+WRITER_TOOLS: Final = "read,bash,edit,write,grep,find,ls"
+
+_PREFIX: Final = "PI_TMUX_ORCHESTRATOR_"
+_REMOVED: Final = ("PI_TMUX_CONTROLLER", "PI_TMUX_CONTROLLER_HOME")
+
+
+def arguments(
+    *,
+    program: str,
+    bridge: str,
+    role: str,
+    project: str,
+    coord: str,
+    provider: str,
+    model: str,
+    thinking: str,
+    tools: str | None,
+    session_dir: str,
+    session_id: str,
+    skills: Sequence[str],
+    approve: bool,
+) -> list[str]:
+    """The command line of Pi as the worker `role`, its own name first.
+
+    `tools` is what the manifest says, where None stands for a writer's; `skills` are the paths of files. There is no
+    prompt among them: work comes through the broker.
+    """
+    line = [program, "--mode", "rpc", "--session-dir", session_dir]
+    line += ["--name", f"{path.basename(project)} {role}", "--session-id", session_id]
+    line += ["--provider", provider, "--model", model, "--thinking", thinking]
+    line += ["--approve"] if approve else []
+    line += ["--tools", f"{tools or WRITER_TOOLS},{REPORT_TOOL}", "--extension", bridge]
+    line += ["--no-skills", "--system-prompt", system_prompt_file(coord, role)]
+    for skill in skills:
+        line += ["--skill", skill]
+    return line
+
+
+def environment(
+    inherited: Mapping[str, str],
+    *,
+    role: str,
+    token: str,
+    socket: str,
+    generation: int,
+    policy: budget.Policy,
+    context_mode: str = PRUNE,
+) -> dict[str, str]:
+    """The environment of Pi as a worker: `inherited`, which is what the run was given, and what the bridge reads.
+
+    Whatever `inherited` says of another run's worker or of a controller is left out.
+    """
+    made = {name: value for name, value in inherited.items() if name not in _REMOVED and not name.startswith(_PREFIX)}
+    return made | {
+        f"{_PREFIX}ROLE": role,
+        f"{_PREFIX}TOKEN": token,
+        f"{_PREFIX}SOCKET": socket,
+        f"{_PREFIX}GENERATION": str(generation),
+        f"{_PREFIX}GUARDRAILS": budget.guardrails(policy),
+        f"{_PREFIX}CONTEXT_MODE": context_mode,
+        "PI_SKIP_VERSION_CHECK": "1",
+        "PI_TELEMETRY": "0",
+    }
+
+
+def system_prompt_file(coord: str, role: str) -> str:
+    """Where the system prompt of a role is written for its worker, in the run's directory `coord`."""
+    return path.join(coord, f"{role}.system.md")
+
+
+def programs(harnesses: Sequence[str]) -> list[str]:
+    """The names of all that these harnesses need, each once."""
+    return list(dict.fromkeys(name for harness in harnesses for name in PROGRAMS[harness]))

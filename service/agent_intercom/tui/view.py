@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is shown of a run, as words and numbers (orchestration spec, section 11.7). Pure.
+
+It is made of a snapshot (section 11.4), of what the manifest says, and of the newest events. There is no id in it and
+nothing that anybody wrote: names of the session, the project, roles and models are all that a person chose. Nothing is
+cut to a width here and nothing is made safe for a terminal; `layout` does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, tzinfo
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from agent_intercom.orchestration import rows
+from agent_intercom.orchestration.contract import ROLES, AssignmentState, RoleState, Workflow
+
+UNAVAILABLE: Final = "metadata temporarily unavailable"
+MAX_EVENTS: Final = 8
+
+Snapshot = Mapping[str, Any]
+"""The broker snapshot of section 11.4."""
+
+
+class Tone(Enum):
+    """What something means, for those who see colours."""
+
+    PLAIN = "plain"
+    STRONG = "strong"
+    SUCCESS = "success"
+    ACTIVE = "active"
+    WARNING = "warning"
+    ERROR = "error"
+    MUTED = "muted"
+
+
+class Life(Enum):
+    """Whether a run goes on. `UNKNOWN` is that of a host that nobody asked."""
+
+    LIVE = "live"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+
+class Model(NamedTuple):
+    """What a role's worker was started with."""
+
+    provider: str
+    model: str
+    thinking: str
+
+
+class Facts(NamedTuple):
+    """What the manifest says. `host` is `systemd` or `tmux`, `profile` the name of the execution profile."""
+
+    session: str
+    project: str
+    host: str
+    profile: str | None
+    protocol: int | None
+    models: Mapping[str, Model]
+
+
+class RoleView(NamedTuple):
+    """A role. Texts are empty where there is nothing to say; `flags` is `!` for the soft budget, `G~` or `G!`."""
+
+    name: str
+    tone: Tone
+    link: str
+    state: str
+    work: str
+    model: str
+    thinking: str
+    total: str
+    latest: str
+    flags: str
+    flag_tone: Tone
+    context: str
+    phase: str
+
+
+class EventView(NamedTuple):
+    """An event, as words."""
+
+    time: str
+    what: str
+    role: str
+    round: str
+    status: str
+    tone: Tone
+
+
+class Now(NamedTuple):
+    """Who works on what, how many signs of life there were, and who or what is waited for, as a phrase."""
+
+    worker: str
+    doing: str
+    beat: int
+    waiting: str
+    tone: Tone
+
+
+class View(NamedTuple):
+    """Everything that is shown. `available` is False where the database could not be read; `state` may be old then."""
+
+    session: str
+    project: str
+    life: Life
+    available: bool
+    state: str
+    tone: Tone
+    round: str
+    flow: str
+    profile: str
+    protocol: str
+    host: str
+    total: str
+    limit: str
+    over_budget: bool
+    now: Now
+    roles: Sequence[RoleView]
+    events: Sequence[EventView]
+
+
+_STATE_TONES: Final = {
+    Workflow.ACTIVE: Tone.ACTIVE,
+    Workflow.NEEDS_ATTENTION: Tone.WARNING,
+    Workflow.READY: Tone.SUCCESS,
+    Workflow.UNCERTAIN: Tone.ERROR,
+}
+_ROLE_TONES: Final = {
+    RoleState.DISCONNECTED: Tone.MUTED,
+    RoleState.ACTIVE: Tone.ACTIVE,
+    RoleState.WAITING: Tone.WARNING,
+    RoleState.UNCERTAIN: Tone.ERROR,
+    RoleState.RESTARTING: Tone.WARNING,
+    RoleState.RECOVERING: Tone.WARNING,
+}
+_GOOD: Final = frozenset({"ready", "approved", "pass", "advisory_approved"})
+_BAD: Final = frozenset({"uncertain", "hard", "fail", "failed"})
+_DOUBTFUL: Final = frozenset(
+    {"needs_attention", "changes_requested", "waiting", "disconnected", "warning", "conflict", "repair_round_limit"}
+)
+_PHASES: Final = {"thinking": "thinking", "streaming": "writing", "tool": "using a tool", "reporting": "reporting"}
+
+
+def make(
+    snapshot: Snapshot | None, facts: Facts, events: Sequence[rows.Event], life: Life, zone: tzinfo | None = None
+) -> View:
+    """The view of a run. `snapshot` None: nothing could be read yet. `zone` None: times are those of this machine."""
+    if snapshot is None:
+        return _nothing(facts, life)
+    workflow, usage = snapshot["workflow"], snapshot["usage"]
+    state = workflow["state"]
+    live = life is not Life.STOPPED
+    found = sorted(snapshot["roles"], key=_place)
+    roles = [_role(row, facts.models.get(row["role"]), live) for row in found]
+    return View(
+        session=facts.session,
+        project=facts.project,
+        life=life,
+        available=True,
+        state=state,
+        tone=_STATE_TONES.get(state, Tone.PLAIN) if live else Tone.MUTED,
+        round=str(workflow["round"]),
+        flow=workflow.get("implementation_flow") or "",
+        profile=facts.profile or "",
+        protocol="" if facts.protocol is None else str(facts.protocol),
+        host=facts.host,
+        total=count(usage["total_tokens"]),
+        limit=count(usage["soft_total_tokens"]) if usage["soft_total_tokens"] else "",
+        over_budget=bool(usage["soft_total_budget_exceeded"]),
+        now=_now(state, found, life),
+        roles=roles,
+        events=[event(row, zone) for row in events[-MAX_EVENTS:]],
+    )
+
+
+def unreadable(view: View) -> View:
+    """The same view, where the database could not be read again."""
+    return view._replace(available=False)
+
+
+def count(number: int) -> str:
+    """A number of tokens, short: at most five characters below a thousand millions."""
+    if number < 1_000:
+        return str(number)
+    for size, letter in ((1_000, "k"), (1_000_000, "M"), (1_000_000_000, "G")):
+        # Where rounding would make it four digits, the next letter is nearer.
+        if number < 99.95 * size:
+            return f"{number / size:.1f}{letter}"
+        if number < 999.5 * size:
+            return f"{number / size:.0f}{letter}"
+    return f"{number / 1_000_000_000_000:.1f}T"
+
+
+def moment(timestamp: str, zone: tzinfo | None = None) -> str:
+    """The time of day of a timestamp; what cannot be read is empty."""
+    try:
+        return datetime.fromisoformat(timestamp).astimezone(zone).strftime("%H:%M:%S")
+    except (ValueError, OverflowError):
+        return ""
+
+
+def event(row: rows.Event, zone: tzinfo | None = None) -> EventView:
+    """An event, as words."""
+    return EventView(
+        time=moment(row.timestamp, zone),
+        what=words(row.event),
+        role=row.role or "",
+        round="" if row.round is None else f"r{row.round}",
+        status=words(row.status),
+        tone=_event_tone(row.status),
+    )
+
+
+def words(name: str) -> str:
+    """A name of the contract, as a person reads it."""
+    return name.replace("_", " ")
+
+
+def _event_tone(status: str) -> Tone:
+    if status in _GOOD:
+        return Tone.SUCCESS
+    if status in _BAD:
+        return Tone.ERROR
+    return Tone.WARNING if status in _DOUBTFUL else Tone.PLAIN
+
+
+def _nothing(facts: Facts, life: Life) -> View:
+    return View(
+        session=facts.session,
+        project=facts.project,
+        life=life,
+        available=False,
+        state="",
+        tone=Tone.MUTED,
+        round="",
+        flow="",
+        profile=facts.profile or "",
+        protocol="" if facts.protocol is None else str(facts.protocol),
+        host=facts.host,
+        total="",
+        limit="",
+        over_budget=False,
+        now=Now("", "", 0, "", Tone.MUTED),
+        roles=(),
+        events=(),
+    )
+
+
+def _place(row: Snapshot) -> tuple[int, str]:
+    """Who implements and who reviews come first, those that nobody knows last."""
+    name = row["role"]
+    return (ROLES.index(name) if name in ROLES else len(ROLES), name)
+
+
+def _role(row: Snapshot, model: Model | None, live: bool) -> RoleView:
+    assignment = row["assignment"]
+    latest = row.get("latest_assignment_usage") or {}
+    used = latest.get("usage")
+    levels = {fact["level"] for fact in row.get("assignment_guardrails") or ()}
+    guardrail = "G!" if "hard" in levels else "G~" if levels else ""
+    over = bool(row["soft_budget_exceeded"])
+    percent = row["context_percent"]
+    connected = row["connected"] and live
+    return RoleView(
+        name=row["role"],
+        tone=_ROLE_TONES.get(row["state"], Tone.PLAIN) if live else Tone.MUTED,
+        link=f"{'up' if connected else 'down'} g{row['generation']}",
+        state=row["state"],
+        work="" if assignment is None else f"r{assignment['round']} {assignment['kind']}",
+        model="" if model is None else f"{model.provider}/{model.model}",
+        thinking="" if model is None else model.thinking,
+        total=count(row["total_tokens"]),
+        latest="" if used is None else f"+{count(used['operational_tokens'])}",
+        flags=" ".join(filter(None, ("!" if over else "", guardrail))),
+        flag_tone=Tone.ERROR if guardrail == "G!" else Tone.WARNING,
+        context="" if percent is None else f"{percent:.0f}%",
+        phase=_phase(row),
+    )
+
+
+def _phase(row: Snapshot) -> str:
+    activity = row.get("activity")
+    return "" if activity is None else _PHASES.get(activity, words(activity))
+
+
+def _now(state: str, roles: Sequence[Snapshot], life: Life) -> Now:
+    """Who works, and who is waited for."""
+    if life is Life.STOPPED:
+        return Now("", "", 0, "nothing is waited for", Tone.MUTED)
+    beat = sum(row.get("activity_sequence") or 0 for row in roles)
+    busy = [row for row in roles if row["state"] == RoleState.ACTIVE and row["assignment"] is not None]
+    waiting = _waiting(state, roles)
+    if not busy:
+        return Now("", "", beat, waiting, _STATE_TONES.get(state, Tone.PLAIN))
+    # The one that moved last speaks for all.
+    first = max(busy, key=lambda row: row.get("activity_at") or "")
+    names = [first["role"], *(row["role"] for row in busy if row is not first)]
+    assignment = first["assignment"]
+    doing = ", ".join(filter(None, (f"{assignment['kind']} r{assignment['round']}", _phase(first))))
+    return Now(" + ".join(names), doing, beat, waiting, Tone.ACTIVE)
+
+
+def _waiting(state: str, roles: Sequence[Snapshot]) -> str:
+    """Who or what has to do something before the run goes on; empty where those who work are all."""
+    absent = _names(roles, lambda row: not row["connected"])
+    if state in {Workflow.STARTING, Workflow.CONNECTING}:
+        return f"waiting for {absent} to connect" if absent else "waiting for the broker"
+    if state == Workflow.READY:
+        return "approved; nothing is waited for"
+    if state == Workflow.UNCERTAIN:
+        lost = _names(roles, lambda row: row["state"] == RoleState.UNCERTAIN)
+        return f"waiting for a person: what {lost or 'a role'} did is uncertain"
+    if state == Workflow.NEEDS_ATTENTION:
+        asking = _names(roles, lambda row: row["state"] == RoleState.WAITING)
+        return f"waiting for a person: {asking} stopped without a report" if asking else "waiting for a person"
+    owing = _names(roles, _owes)
+    if not owing and all(row["assignment"] is None for row in roles):
+        owing = absent
+    return owing and f"waiting for {owing}"
+
+
+def _owes(row: Snapshot) -> bool:
+    """Whether a role has work and does not work on it."""
+    assignment = row["assignment"]
+    if assignment is None or assignment["state"] == AssignmentState.COMPLETED:
+        return False
+    return row["state"] != RoleState.ACTIVE or not row["connected"] or assignment["state"] == AssignmentState.DELIVERING
+
+
+def _names(roles: Iterable[Snapshot], which: Any) -> str:
+    return ", ".join(row["role"] for row in roles if which(row))

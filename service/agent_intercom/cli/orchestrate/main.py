@@ -95,6 +95,10 @@ def _run(program: str, arguments: list[str]) -> int:
 def _answered(program: str, words: list[str], as_json: bool) -> Answer | int:
     """What the command answers; whatever goes wrong is a CommandFailure."""
     try:
+        if words[:1] == ["_complete"]:
+            from agent_intercom.cli.orchestrate.completing import print_words
+
+            return print_words(program, words[1:])
         if as_json and words[:1] == ["--version"]:
             return Answer({"version": __version__})
         if words[:1] == ["help"]:

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the flags of `start` to a run that could be made; nothing is made here (orchestration spec, section 11.2)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+from os import path
+from typing import Final, NamedTuple
+
+from agent_intercom.cli.orchestrate import texts
+from agent_intercom.cli.orchestrate.answer import CommandFailure, usage
+from agent_intercom.orchestration import environment, harness, models, pipackage, places, rundir, runs, workspace
+from agent_intercom.orchestration.config.load import load
+from agent_intercom.orchestration.config.plan import Asked, Plan, plan
+from agent_intercom.orchestration.contract import ROLES, SPECIALISTS
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.manifest import Manifest, Skill
+from agent_intercom.wire.clock import system_now
+
+MAX_SKILL: Final = 262_144
+MAX_SKILLS: Final = 8
+MAX_SKILL_PATH: Final = 1_024
+
+DEFAULT_TASKS: Final = {
+    "probe": "Look for the assumption of this work that is most likely to be wrong: integration, contracts between"
+    " parts, behaviour at run time, security. Test it with evidence that you make up.",
+    "playwright": "After each implementation, try the local test application in a browser: the main path, and one path"
+    " that must fail, with data that you make up.",
+    "django": "Review each implementation for queries and transactions, settings, life cycle, database, security, tests"
+    " and operation. Tell what blocks from what would be nice.",
+}
+"""What a specialist looks at where nobody says more."""
+
+
+class Prepared(NamedTuple):
+    """A run that can be made. `environment` is what its workers inherit, `scope` the private scope id or None.
+
+    `programs` are the absolute paths of what its harnesses need, `report_usage` the observers' age (section 0.2).
+    """
+
+    root: str
+    session: str
+    run_id: str
+    spec: rundir.RunSpec
+    manifest: Manifest
+    plan: Plan
+    environment: Mapping[str, str]
+    scope: str | None
+    programs: Mapping[str, str]
+    report_usage: bool
+
+
+def prepare(options: argparse.Namespace) -> Prepared:
+    """Check everything that can be checked without making anything. Raises CommandFailure or Refusal."""
+    _refuse_custom_roles(options)
+    project = project_of(options.project)
+    made = plan(load(os.environ, project), _asked(options, project))
+    given = environment.choose(os.environ, made.passed, made.dropped)
+    scope = environment.scope(os.environ)
+    package = pipackage.find(os.environ, made.pi_bridge or "")
+    programs = _programs(made, given, package)
+    if not options.skip_model_check:
+        _check_models(made, programs, given)
+    session = options.session or runs.default_session(project)
+    run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    spec = _spec(options, project, made)
+    root = places.state_root(os.environ)
+    try:
+        manifest = rundir.check(root, session, run_id, spec, system_now())
+    except Refusal as refusal:
+        if refusal.code == "session_invalid":
+            hint = "Use letters, digits, dots, dashes and underscores."
+            raise usage("--session is not a name that a session can have", hint) from refusal
+        raise
+    report_usage = package is not None and package.observer_report_usage
+    return Prepared(root, session, run_id, spec, manifest, made, given, scope, programs, report_usage)
+
+
+def project_of(directory: str | None) -> str:
+    """The canonical path of a project. Raises CommandFailure `invalid_arguments`."""
+    project = path.realpath(directory or os.getcwd())
+    if not path.isdir(project):
+        raise usage("--project is not a directory that is there")
+    return project
+
+
+def _refuse_custom_roles(options: argparse.Namespace) -> None:
+    if options.custom_role or options.role_registry:
+        raise usage(
+            "there are no custom roles", "Use the built-in ones: --with-probe, --with-playwright, --with-django-expert."
+        )
+
+
+def _asked(options: argparse.Namespace, project: str) -> Asked:
+    chosen = {}
+    for role in ROLES:
+        given = {key: getattr(options, f"{role}_{key}") for key in ("provider", "model", "thinking")}
+        if given := {key: value for key, value in given.items() if value is not None}:
+            chosen[role] = given
+    return Asked(
+        project=project,
+        profile=options.profile,
+        models=chosen,
+        harness=dict(texts.pairs("harness", options.harness, ROLES)),
+        flow=options.implementation_flow,
+        specialists={role: getattr(options, f"with_{role}") for role in SPECIALISTS},
+        workspace_capsule=options.workspace_capsule,
+        budget_enforcement=options.budget_enforcement,
+        budget_overrides=options.budget_override,
+        forced=options.force_specialist,
+        max_repair_rounds=options.max_repair_rounds,
+        project_custom_roles=not options.no_project_custom_roles,
+    )
+
+
+def _spec(options: argparse.Namespace, project: str, made: Plan) -> rundir.RunSpec:
+    skills = _skills(options.worker_skill, made)
+    context = dict(texts.pairs("worker-context", options.worker_context, ROLES))
+    if absent := context.keys() - made.roles.keys():
+        raise usage(f"--worker-context: the run has no {min(absent)}")
+    return rundir.RunSpec(
+        unit=os.urandom(8).hex(),
+        project=project,
+        approve_project=options.approve_project,
+        transport="rpc",
+        execution_profile=made.profile,
+        orchestration_config=made.orchestration_config,
+        project_config=made.project_config,
+        roles={
+            role: rundir.RoleSpec(
+                provider=chosen.provider,
+                model=chosen.model,
+                thinking=chosen.thinking,
+                skills=skills.get(role, ()),
+                harness=chosen.harness,
+            )
+            for role, chosen in made.roles.items()
+        },
+        implementation_flow=made.flow,
+        forced_specialists=made.forced,
+        budget_policy=made.budget_policy,
+        max_repair_rounds=made.max_repair_rounds,
+        worker_context=context,
+        startup=_startup(options, project, made),
+    )
+
+
+def _startup(options: argparse.Namespace, project: str, made: Plan) -> rundir.Startup:
+    task = texts.given("Task", "task", options.task, options.task_file)
+    if task is None:
+        raise usage("there is no task", "Say it with --task or --task-file.")
+    capsule = texts.given(
+        "Context capsule", "context-capsule", options.context_capsule, options.context_capsule_file, texts.MAX_CAPSULE
+    )
+    tasks = {}
+    for role in SPECIALISTS:
+        text, file = getattr(options, f"{role}_task"), getattr(options, f"{role}_task_file")
+        own = texts.given(f"{role.capitalize()} task", f"{role}-task", text, file)
+        if own is not None and role not in made.roles:
+            flag = "django-expert" if role == "django" else role
+            raise usage(f"--{role}-task requires --with-{flag}")
+        if role in made.roles:
+            tasks[role] = own or f"{DEFAULT_TASKS[role]}\n"
+    workspace_capsule = None
+    if made.workspace_capsule:
+        workspace_capsule = workspace.build(project, options.workspace_relevant_path)
+    elif options.workspace_relevant_path:
+        raise usage("--workspace-relevant-path requires --workspace-capsule")
+    return rundir.Startup(task=task, role_tasks=tasks, context_capsule=capsule, workspace_capsule=workspace_capsule)
+
+
+def _skills(values: list[str], made: Plan) -> dict[str, list[Skill]]:
+    found: dict[str, list[Skill]] = {}
+    for role, name in texts.pairs("worker-skill", values, ROLES):
+        if role not in made.roles:
+            raise usage(f"--worker-skill: the run has no {role}")
+        skills = found.setdefault(role, [])
+        name = path.realpath(name)
+        if len(skills) >= MAX_SKILLS:
+            raise usage(f"--worker-skill: at most {MAX_SKILLS} for one role")
+        if any(skill.path == name for skill in skills):
+            raise usage("--worker-skill names a file twice for one role")
+        skills.append(Skill(path=name, sha256=sha256(_skill(name)).hexdigest()))
+    return found
+
+
+def _skill(name: str) -> bytes:
+    if len(name) > MAX_SKILL_PATH:
+        raise usage(f"--worker-skill: a path is longer than {MAX_SKILL_PATH} characters")
+    try:
+        with open(name, "rb") as file:
+            content = file.read(MAX_SKILL + 1)
+    except OSError as error:
+        raise usage(f"--worker-skill: a file cannot be read: {os.strerror(error.errno or 0)}") from error
+    if not 1 <= len(content) <= MAX_SKILL:
+        raise usage(f"--worker-skill: a file is empty, or longer than {MAX_SKILL // 1024} KiB")
+    return content
+
+
+def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage | None) -> dict[str, str]:
+    """The absolute paths of what the harnesses of the run need. Raises CommandFailure `missing_prerequisite`."""
+    if not any(chosen.harness == harness.PI for chosen in made.roles.values()):
+        return {}
+    program = shutil.which(made.pi_command, path=given.get("PATH", ""))
+    if program is None:
+        hint = (
+            "Install Pi, or name it in orchestrate.toml ([harness.pi] command), or start workers yourself (--harness)."
+        )
+        raise CommandFailure("missing_prerequisite", "Pi is not there: no program of that name is in PATH", hint)
+    if package is None:
+        hint = (
+            "Install it (`pi install npm:pi-tmux-orchestrator`), or name its file in orchestrate.toml "
+            "([harness.pi] bridge)."
+        )
+        raise CommandFailure("missing_prerequisite", "the worker bridge of Pi is not there", hint)
+    return {harness.PROGRAM: path.abspath(program), harness.BRIDGE: package.bridge}
+
+
+def _check_models(made: Plan, programs: Mapping[str, str], given: Mapping[str, str]) -> None:
+    for found in models.check(made.roles, programs.get(harness.PROGRAM), given):
+        if not found.available:
+            hint = "Choose another, or say --skip-model-check."
+            raise CommandFailure("orchestration_error", f"{found.role} model unavailable: {found.detail}", hint)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`start`: a run, or with `--dry-run` what it would be (orchestration spec, sections 11.2 and 11.3)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from os import path
+
+from agent_intercom.cli import output
+from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
+from agent_intercom.cli.orchestrate.preparing import Prepared, prepare
+from agent_intercom.orchestration import budget, harness, policies, runtime, snapshot, workspace
+
+
+def start(options: argparse.Namespace) -> Answer | int:
+    """`orchestrate start`."""
+    if options.json and options.attach:
+        raise CommandFailure("interactive_only", "--attach is for a person in a terminal", "Leave out --json.")
+    prepared = prepare(options)
+    if options.dry_run:
+        return Answer(_data(prepared, None), [*_facts(prepared), "", "This is what would be; nothing was made."])
+    from agent_intercom.cli.orchestrate.launching import launch
+
+    run = launch(prepared)
+    lines = [*_facts(prepared), "", *_outcome(options.program, prepared, run.path)]
+    if not options.attach:
+        return Answer(_data(prepared, run.path), lines)
+    for line in lines:
+        print(line, flush=True)
+    from agent_intercom.cli.orchestrate.watching import dashboard
+
+    options.session, options.run = prepared.session, prepared.run_id
+    return dashboard(options)
+
+
+def _data(prepared: Prepared, directory: str | None) -> JsonObject:
+    """Everything that the contract has, and of ours `run_id`, `unit`, `host`, `harness`, `environment`, `scoped`."""
+    spec, manifest = prepared.spec, prepared.manifest
+    capsule = spec.startup.context_capsule
+    return {
+        "session": prepared.session,
+        "implementation_flow": spec.implementation_flow,
+        "forced_specialists": list(spec.forced_specialists),
+        "roles": [snapshot.role_object(role, record, spec.transport) for role, record in manifest.roles.items()],
+        "monitor": {"kind": "broker/status"},
+        "transport": spec.transport,
+        "coordination_protocol": {"name": "broker-v1", "version": 1, "payload_files": False, "polling": False},
+        "budget_policy": json.loads(budget.to_json(spec.budget_policy)),
+        **snapshot.provenance(manifest),
+        "worker_resources": {
+            "skill_discovery": False,
+            "skills": {role: [skill.path for skill in chosen.skills] for role, chosen in spec.roles.items()},
+        },
+        "trust": {
+            "child_bypass": spec.approve_project,
+            "policy": "approve" if spec.approve_project else "saved-or-global-policy",
+        },
+        "dry_run": directory is None,
+        "paths": {
+            "state_root": prepared.root,
+            "coordination": directory,
+            "observer_socket": None if directory is None else _address(prepared),
+        },
+        "state_retained_on_stop": True,
+        "context_capsule": {"present": capsule is not None, "chars": len(capsule or "")},
+        "workspace_capsule": workspace.describe(spec.startup.workspace_capsule),
+        "continuation_policy": json.loads(policies.continuation(spec.max_repair_rounds)),
+        "worker_context_policy": json.loads(policies.worker_context(spec.worker_context)),
+        "run_id": None if directory is None else prepared.run_id,
+        "unit": None if directory is None else spec.unit,
+        "host": manifest.host,
+        "harness": {role: chosen.harness for role, chosen in spec.roles.items()},
+        "environment": sorted(prepared.environment),
+        "scoped": prepared.scope is not None,
+    }
+
+
+def _facts(prepared: Prepared) -> Iterator[str]:
+    spec = prepared.spec
+    yield f"Session:      {output.printable(prepared.session)}"
+    yield f"Project:      {output.printable(spec.project)}"
+    yield f"Flow:         {spec.implementation_flow}{_repairs(spec.max_repair_rounds)}"
+    yield f"Profile:      {spec.execution_profile.name} ({spec.execution_profile.source})"
+    yield f"Budget:       {_budget(spec.budget_policy)}"
+    yield f"Capsules:     {_capsules(prepared)}"
+    yield f"Environment:  of this shell {', '.join(sorted(prepared.environment))}"
+    yield f"Scope:        {'that of this shell' if prepared.scope else 'none'}"
+    yield ""
+    rows = []
+    for role, chosen in spec.roles.items():
+        forced = " (in every round)" if role in spec.forced_specialists else ""
+        model = f"{chosen.provider}/{chosen.model}"
+        access = "writes" if prepared.manifest.roles[role].tools is None else "reads"
+        rows.append([role + forced, chosen.harness, model, chosen.thinking, access, str(len(chosen.skills) or "-")])
+    yield from output.table(["ROLE", "HARNESS", "MODEL", "THINKING", "ACCESS", "SKILLS"], rows)
+
+
+def _outcome(program: str, prepared: Prepared, directory: str) -> Iterator[str]:
+    session = output.printable(prepared.session)
+    roles = prepared.spec.roles
+    hosted = [role for role, chosen in roles.items() if chosen.harness != harness.EXTERNAL]
+    external = [role for role in roles if role not in hosted]
+    yield f"Run {prepared.run_id}: its broker answers (orchestrate@{prepared.spec.unit}.service)."
+    if hosted:
+        yield f"Started: {', '.join(hosted)}. Work begins when every worker has connected."
+    if external:
+        yield f"Waiting for workers that somebody else starts: {', '.join(external)}."
+        yield f"They connect to {output.printable(_address(prepared))}"
+        yield f"with the token in {output.printable(path.join(directory, 'ROLE.token'))}"
+    yield f"Coordination: {output.printable(directory)}"
+    yield f"Look:  {program} status {session}    {program} watch {session}    {program} attach {session}"
+    yield f"Stop:  {program} stop {session} --yes"
+
+
+def _address(prepared: Prepared) -> str:
+    return runtime.socket_path(runtime.runtime_dir(os.environ), prepared.spec.unit)
+
+
+def _repairs(limit: int | None) -> str:
+    if limit is None:
+        return ", repairs as often as the review asks for"
+    return f", at most {limit} round{'' if limit == 1 else 's'} of repair before it pauses"
+
+
+def _budget(policy: budget.Policy) -> str:
+    """The thresholds on one line; nothing is stopped by them."""
+    shown = [
+        f"{level} {scope} {metric} {value}"
+        for level, scopes in (("warning", policy.warning), ("hard", policy.hard))
+        for scope, metrics in scopes.items()
+        for metric, value in metrics.items()
+    ]
+    return f"{policy.enforcement}; {', '.join(shown) or 'no threshold'} (watched; nothing is stopped)"
+
+
+def _capsules(prepared: Prepared) -> str:
+    startup = prepared.spec.startup
+    context = f"context {len(startup.context_capsule)} characters" if startup.context_capsule else "no context"
+    described = workspace.describe(startup.workspace_capsule)
+    return f"{context}, {'workspace ' + str(described['bytes']) + ' bytes' if described['enabled'] else 'no workspace'}"

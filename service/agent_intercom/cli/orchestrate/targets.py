@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run that a command is for, and what the commands that change one do with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agent_intercom.cli.orchestrate.answer import CommandFailure, JsonObject, usage
+from agent_intercom.orchestration import harness, reader, rundir, runs, snapshot
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.runs import Entry
+
+if TYPE_CHECKING:
+    from agent_intercom.host.manager import Manager
+
+
+def live(session: str | None, run_id: str | None, role: str | None = None) -> Entry:
+    """The live run of a session, which has `role`. Raises CommandFailure or Refusal with the way out."""
+    try:
+        entry = runs.resolve(session, os.getcwd(), os.environ, True, run_id)
+    except Refusal as refusal:
+        raise CommandFailure(refusal.code, refusal.text, _way_out(refusal.code)) from refusal
+    if role is not None and role not in entry.manifest.roles:
+        names = ", ".join(entry.manifest.roles)
+        raise usage(f"the run has no {role}", f"It has {names}.")
+    return entry
+
+
+def overview(entry: Entry) -> JsonObject | None:
+    """The broker's snapshot of a run (section 11.4); None where its database cannot be read just now."""
+    try:
+        return snapshot.broker(reader.overview(entry.database))
+    except Refusal:
+        return None
+
+
+def role_row(entry: Entry, role: str) -> Mapping[str, Any]:
+    """What the broker has recorded of a role. Raises Refusal where its database cannot be read."""
+    found: JsonObject = snapshot.broker(reader.overview(entry.database))
+    row: Mapping[str, Any] = next(row for row in found["roles"] if row["role"] == role)
+    return row
+
+
+def control_token(entry: Entry) -> str:
+    """What the broker knows its operator by."""
+    return rundir.read_token(os.path.join(entry.directory, rundir.CONTROL_TOKEN))
+
+
+def harness_of(entry: Entry, role: str) -> str:
+    """What runs in a role."""
+    return entry.manifest.roles[role].harness or harness.PI
+
+
+def public_role(entry: Entry, role: str) -> JsonObject:
+    """A role as every answer has it (section 11.3)."""
+    return snapshot.role_object(role, entry.manifest.roles[role], snapshot.transport(entry.manifest))
+
+
+def save_models(entry: Entry, role: str, changed: Mapping[str, str]) -> None:
+    """Write a role's new provider, model or thinking level into the manifest."""
+    if not changed:
+        return
+    run = rundir.open_run(entry.directory, writer=True)
+    for record in (run.manifest.roles[role], entry.manifest.roles[role]):
+        for key, value in changed.items():
+            setattr(record, key, value)
+    rundir.save_manifest(run)
+
+
+def check_model(entry: Entry, role: str, provider: str, model: str) -> None:
+    """Raises CommandFailure where the harness of a role does not know a model (section 10.4)."""
+    raise NotImplementedError
+
+
+def replace_worker(manager: Manager, entry: Entry, role: str, generation: int) -> None:
+    """End every worker of a role and start one of `generation`."""
+    from agent_intercom.orchestration import hosting
+
+    unit = entry.unit or ""
+    hosting.stop_workers(manager, unit, role)
+    hosting.start_worker(manager, unit, role, generation)
+
+
+@contextlib.contextmanager
+def managing(manager: Manager) -> Iterator[Manager]:
+    """The user's service manager, with what it does not do told as a CommandFailure."""
+    from agent_intercom.host.manager import JobFailed, ManagerError, ManagerUnreachable
+
+    try:
+        with manager as opened:
+            yield opened
+    except ManagerUnreachable as error:
+        hint = "Runs need a systemd user manager: log in through systemd-logind, or `loginctl enable-linger`."
+        raise CommandFailure("manager_unreachable", f"no user service manager answers: {error}", hint) from error
+    except JobFailed as error:
+        hint = f"`systemctl --user status {error.unit}` tells more."
+        raise CommandFailure("startup_failed", str(error), hint) from error
+    except ManagerError as error:
+        raise CommandFailure("orchestration_error", str(error), "`orchestrate doctor` tells more.") from error
+
+
+def _way_out(code: str) -> str:
+    if code == runs.FOREIGN:
+        return "Use that program for it; `orchestrate status` reads it."
+    if code == runs.NOT_LIVE:
+        return "`orchestrate list` shows those that do; `orchestrate status` reads what has ended."
+    if code == runs.UNKNOWN:
+        return "`orchestrate list --all` shows what there is."
+    return ""

@@ -110,6 +110,11 @@ def events(path: str, after: int, limit: int, role: str | None = None) -> list[r
         return schema.select(db, schema.EVENTS, version, where, (role, after, limit))
 
 
+def is_busy(refusal: Refusal) -> bool:
+    """Whether a later try may succeed: the database is being written just now."""
+    return refusal.text == BUSY
+
+
 def overview(path: str) -> Overview:
     """Where the run stands whose database is at `path`. Raises like `read`."""
     with _opened(path) as (db, version):

@@ -75,11 +75,12 @@ class Issue(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Runs of one session, newest first. `truncated`: there are more than were looked at."""
+    """Runs, newest first, and what lies among them. `truncated`: there are more than were read; `total`: how many."""
 
     entries: list[Entry]
     issues: list[Issue]
     truncated: bool
+    total: int
 
 
 class Session(NamedTuple):
@@ -137,6 +138,26 @@ def runs_of(session: str, roots: Sequence[str], limit: int = MAX_SCAN) -> Runs:
     return _runs_in(session, places, limit)
 
 
+def newest(roots: Sequence[str], limit: int = MAX_ITEMS) -> Runs:
+    """The newest runs of all sessions and the issues among them, at most `limit` together."""
+    issues: list[Issue] = []
+    places, truncated = _sessions_in(roots, issues)
+    found = []
+    for session, where in places.items():
+        candidates, more = _candidates(session, where)
+        found += [(run_id, session, root) for run_id, root in candidates]
+        truncated = truncated or more
+    found.sort(reverse=True)
+    total = len(found) + len(issues)
+    entries: list[Entry] = []
+    for run_id, session, root in found[: max(limit - len(issues), 0)]:
+        try:
+            entries.append(_read(root, session, run_id))
+        except Refusal as refusal:
+            issues.append(Issue(session, _text(refusal), path.join(root, session, run_id)))
+    return Runs(entries, issues[:limit], truncated or total > limit, total)
+
+
 def find(session: str, run_id: str | None, roots: Sequence[str]) -> Entry:
     """The run `run_id` of a session, or its newest readable one. Whether it lives is not looked at."""
     places = _places_of(session, roots)
@@ -170,7 +191,7 @@ def live_runs(environ: Mapping[str, str]) -> Runs:
             entries.append(entry._replace(unit=unit))
     entries.sort(key=lambda entry: entry.run_id, reverse=True)
     entries.sort(key=lambda entry: entry.session)
-    return Runs(entries, issues, False)
+    return Runs(entries, issues, False, len(entries) + len(issues))
 
 
 def seen_live(entry: Entry, environ: Mapping[str, str]) -> Entry:
@@ -244,7 +265,7 @@ def _tmux(arguments: list[str], environ: Mapping[str, str]) -> str:
     import shutil  # only for runs of another host
 
     program = shutil.which("tmux", path=environ.get("PATH", ""))
-    if program is None:
+    if program is None or not _tmux_was_here(environ):
         return ""
     import subprocess
 
@@ -260,6 +281,12 @@ def _tmux(arguments: list[str], environ: Mapping[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def _tmux_was_here(environ: Mapping[str, str]) -> bool:
+    """Whether a server of tmux may run: without one, its socket's directory is not there (tmux(1), TMUX_TMPDIR)."""
+    directory = path.join(environ.get("TMUX_TMPDIR") or "/tmp", f"tmux-{os.geteuid()}")
+    return bool(environ.get("TMUX")) or path.isdir(directory)
 
 
 def _implied(
@@ -368,7 +395,7 @@ def _runs_in(session: str, places: Sequence[str], limit: int) -> Runs:
             entries.append(_read(root, session, run_id))
         except Refusal as refusal:
             issues.append(Issue(run_id, _text(refusal), path.join(root, session, run_id)))
-    return Runs(entries, issues, truncated or len(found) > limit)
+    return Runs(entries, issues, truncated or len(found) > limit, len(found))
 
 
 def _newest(session: str, places: Sequence[str]) -> Entry | None:

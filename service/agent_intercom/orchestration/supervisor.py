@@ -2,7 +2,8 @@
 """Supervisor API, version 2: runs as other programs read them (orchestration spec, sections 11.5 and 11.6).
 
 Answers are made of what is retained and of nothing else: neither the service manager nor tmux nor a broker is asked,
-nothing is written, and whether a run lives is not told. `roots` are the directories that runs lie in.
+nothing is written, and whether a run lives is not told. `roots` are the directories that runs lie in; an entry is what
+`runs.find` makes of them.
 
 Functions return the `data` of an answer. They raise Refusal: `invalid_arguments` for a question that makes no sense,
 `orchestration_state_not_found` and `broker_command_not_found` for what is not there, `broker_not_ready` for a database
@@ -157,9 +158,8 @@ def runs_of(session: str, roots: Sequence[str], limit: int = MAX_PAGE) -> JsonOb
     }
 
 
-def snapshot_of(session: str, run_id: str | None, roots: Sequence[str]) -> JsonObject:
-    """Where a run stands; without `run_id`, the newest readable one."""
-    entry = runs.find(session, run_id, roots)
+def snapshot_of(entry: runs.Entry) -> JsonObject:
+    """Where a run stands."""
     overview, availability = _read(entry, lambda: reader.overview(entry.database))
     shown = None if overview is None else snapshot.broker(overview)
     states = {} if shown is None else {role["role"]: role for role in shown["roles"]}
@@ -186,10 +186,9 @@ def snapshot_of(session: str, run_id: str | None, roots: Sequence[str]) -> JsonO
     }
 
 
-def usage(session: str, run_id: str | None, roots: Sequence[str], limit: int = MAX_PAGE) -> JsonObject:
+def usage(entry: runs.Entry, limit: int = MAX_PAGE) -> JsonObject:
     """What the roles of a run used, and its newest assignments."""
     _check_limit(limit)
-    entry = runs.find(session, run_id, roots)
     page, availability = _read(entry, lambda: reader.usage_page(entry.database, limit))
     reports = [] if page is None else sorted(page.reports, key=lambda each: (each.round, each.kind, each.assignment_id))
     return {
@@ -209,20 +208,12 @@ def usage(session: str, run_id: str | None, roots: Sequence[str], limit: int = M
     }
 
 
-def events(
-    session: str,
-    run_id: str | None,
-    roots: Sequence[str],
-    roles: Sequence[str] = (),
-    cursors: Sequence[str] = (),
-    limit: int = 50,
-) -> JsonObject:
+def events(entry: runs.Entry, roles: Sequence[str] = (), cursors: Sequence[str] = (), limit: int = 50) -> JsonObject:
     """Events by role, for `roles` or for all of the run, and those of no role, each from its cursor on.
 
     `cursors` are `ROLE=SEQUENCE`; a stream without one begins at 0. Every stream has at most `limit` events.
     """
     _check_limit(limit)
-    entry = runs.find(session, run_id, roots)
     selected = list(roles) or sorted(entry.manifest.roles)
     for role in selected:
         _check_role(role, entry)
@@ -247,11 +238,10 @@ def events(
     }
 
 
-def command(session: str, run_id: str | None, roots: Sequence[str], role: str, command_id: str) -> JsonObject:
+def command(entry: runs.Entry, role: str, command_id: str) -> JsonObject:
     """What became of a control command for a role."""
     if contract.HEX32.fullmatch(command_id) is None:
         raise Refusal(INVALID_ARGUMENTS, "a command's id is 32 hexadecimal digits in lower case", "command_id")
-    entry = runs.find(session, run_id, roots)
     _check_role(role, entry)
     found = None
     if entry.manifest.coordination is not None:

@@ -20,6 +20,7 @@ def supervisor(options: argparse.Namespace) -> Answer:
 
 
 def _data(options: argparse.Namespace) -> JsonObject:
+    from agent_intercom.orchestration import runs
     from agent_intercom.orchestration import supervisor as api
 
     operation: str = options.operation
@@ -31,13 +32,14 @@ def _data(options: argparse.Namespace) -> JsonObject:
     session: str = options.session
     if operation == "runs":
         return api.runs_of(session, roots, options.limit)
+    entry = runs.find(session, options.run, roots)
     if operation == "snapshot":
-        return api.snapshot_of(session, options.run, roots)
+        return api.snapshot_of(entry)
     if operation == "usage":
-        return api.usage(session, options.run, roots, options.limit)
+        return api.usage(entry, options.limit)
     if operation == "events":
-        return api.events(session, options.run, roots, options.role, options.cursor, options.limit)
-    return api.command(session, options.run, roots, options.role, options.command_id)
+        return api.events(entry, options.role, options.cursor, options.limit)
+    return api.command(entry, options.role, options.command_id)
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:

@@ -29,7 +29,6 @@ MAX_SCAN: Final = 4_096
 MAX_ITEMS: Final = 100
 """How many runs and issues a page has, and how many runs of one session a page of sessions looks at."""
 
-TMUX_TIMEOUT_S: Final = 2
 DATABASE: Final = "broker.sqlite3"
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
 """What a session or a run may be called, `.` and `..` aside."""
@@ -38,8 +37,6 @@ ERROR: Final = "orchestration_error"
 UNKNOWN: Final = "orchestration_state_not_found"
 NOT_LIVE: Final = "broker_not_live"
 FOREIGN: Final = "foreign_host"
-
-_TMUX_OPTION: Final = "@pi_agents_coord"
 
 
 class Entry(NamedTuple):
@@ -238,55 +235,19 @@ def resolve(
 
 
 def tmux_runs(environ: Mapping[str, str]) -> dict[str, str]:
-    """The runs of the original that live in tmux: from the run's directory to the tmux session.
+    """The runs of the original that live in tmux: from the run's directory to the tmux session."""
+    from agent_intercom.orchestration import tmux  # only for runs of another host
 
-    Empty where there is no tmux, none answers in time, or no server of it runs.
-    """
-    listed = _tmux(["list-windows", "-a", "-F", f"#{{session_name}}\t#{{window_name}}\t#{{{_TMUX_OPTION}}}"], environ)
-    hosted = {}
-    for line in listed.splitlines():
-        session, _, rest = line.partition("\t")
-        window, _, directory = rest.partition("\t")
-        if window == "agents" and path.isabs(directory):
-            hosted[directory] = session
-    return hosted
+    return tmux.hosted(environ)
 
 
 def in_tmux(entry: Entry, environ: Mapping[str, str]) -> bool:
     """Whether the tmux session of a run of the original still hosts exactly that run."""
     if entry.host != "tmux":
         return False
-    target = f"={entry.session}:=agents"
-    shown = _tmux(["show-options", "-w", "-q", "-v", "-t", target, _TMUX_OPTION], environ)
-    return shown.strip() == entry.directory
+    from agent_intercom.orchestration import tmux
 
-
-def _tmux(arguments: list[str], environ: Mapping[str, str]) -> str:
-    import shutil  # only for runs of another host
-
-    program = shutil.which("tmux", path=environ.get("PATH", ""))
-    if program is None or not _tmux_was_here(environ):
-        return ""
-    import subprocess
-
-    try:
-        done = subprocess.run(
-            [program, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TMUX_TIMEOUT_S,
-            check=False,
-            env=dict(environ),
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
-
-
-def _tmux_was_here(environ: Mapping[str, str]) -> bool:
-    """Whether a server of tmux may run: without one, its socket's directory is not there (tmux(1), TMUX_TMPDIR)."""
-    directory = path.join(environ.get("TMUX_TMPDIR") or "/tmp", f"tmux-{os.geteuid()}")
-    return bool(environ.get("TMUX")) or path.isdir(directory)
+    return tmux.hosts(entry.session, entry.directory, environ)
 
 
 def _implied(

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds where nobody says anything (orchestration spec, section 10.2), and the closed lists of values."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agent_intercom.orchestration.contract import (
+    DJANGO,
+    IMPLEMENTER,
+    PLAYWRIGHT,
+    PROBE,
+    REVIEWER,
+    Flow,
+)
+
+MODELS: Final = {
+    IMPLEMENTER: ("openai-codex", "gpt-5.6-sol"),
+    REVIEWER: ("openai-codex", "gpt-5.4"),
+    PROBE: ("openai-codex", "gpt-5.4-mini"),
+    PLAYWRIGHT: ("openai-codex", "gpt-5.4"),
+    DJANGO: ("openai-codex", "gpt-5.4"),
+}
+"""Role to provider and model."""
+
+PROFILES: Final = {
+    "thorough": {IMPLEMENTER: "xhigh", REVIEWER: "high", PROBE: "high", PLAYWRIGHT: "high", DJANGO: "high"},
+    "balanced": {IMPLEMENTER: "high", REVIEWER: "high", PROBE: "medium", PLAYWRIGHT: "medium", DJANGO: "medium"},
+    "economy": {IMPLEMENTER: "medium", REVIEWER: "medium", PROBE: "low", PLAYWRIGHT: "medium", DJANGO: "medium"},
+}
+"""Profile to role to thinking."""
+
+DEFAULT_PROFILE: Final = "thorough"
+FLOW: Final = Flow.SINGLE
+FLOWS: Final = (Flow.SINGLE, Flow.PHASED)
+
+PI: Final = "pi"
+EXTERNAL: Final = "external"
+HARNESSES: Final = (PI, EXTERNAL)
+"""What runs a worker: the agent `pi`, started by us, or somebody else who starts it and finds socket and token."""
+
+THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
+
+PI_COMMAND: Final = "pi"
+KEEP_DAYS: Final = 30
+KEEP_RUNS: Final = 200
+MAX_REPAIR_ROUNDS: Final = 1_000_000

@@ -19,6 +19,7 @@ from agent_intercom.cli import completion
 from agent_intercom.cli import main as intercom
 from agent_intercom.cli.completion import DIRECTORIES, FILES, complete, nothing
 from agent_intercom.cli.orchestrate import completing, parser
+from agent_intercom.cli.orchestrate import main as orchestrate
 from agent_intercom.orchestration import runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +138,14 @@ def test_intercom() -> None:
     assert found("send ") == []
 
 
+def test_words_reach_the_walk_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that takes `--json` anywhere must not take it from what is being typed."""
+    assert orchestrate.main(["_complete", "list", "--json"]) == 0
+    assert capsys.readouterr().out == "--json\n"
+    assert intercom.main(["_complete", "list", "--json", "--js"]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_every_option_of_orchestrate_can_be_completed() -> None:
     """What help shows is offered, and nothing else."""
     top = parser.build("orchestrate", "1")
@@ -237,7 +246,7 @@ class Bash:
         self.directory = directory
         for name, call in (
             ("intercom", "main import main; main(sys.argv[1:])"),
-            ("orchestrate", "orchestrate.completing import print_words; print_words('orchestrate', sys.argv[2:])"),
+            ("orchestrate", "orchestrate.main import main; main(sys.argv[1:])"),
         ):
             code = f"import sys; from agent_intercom.cli.{call}"
             program = directory / name

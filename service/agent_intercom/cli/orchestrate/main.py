@@ -68,6 +68,10 @@ def program_name(environ: Mapping[str, str]) -> str:
 
 
 def _run(program: str, arguments: list[str]) -> int:
+    if arguments[:1] == ["_complete"]:
+        from agent_intercom.cli.orchestrate.completing import print_words
+
+        return print_words(program, arguments[1:])
     end = arguments.index("--") if "--" in arguments else len(arguments)
     as_json = "--json" in arguments[:end]
     words = [word for word in arguments[:end] if word != "--json"] + arguments[end:]
@@ -95,10 +99,6 @@ def _run(program: str, arguments: list[str]) -> int:
 def _answered(program: str, words: list[str], as_json: bool) -> Answer | int:
     """What the command answers; whatever goes wrong is a CommandFailure."""
     try:
-        if words[:1] == ["_complete"]:
-            from agent_intercom.cli.orchestrate.completing import print_words
-
-            return print_words(program, words[1:])
         if as_json and words[:1] == ["--version"]:
             return Answer({"version": __version__})
         if words[:1] == ["help"]:

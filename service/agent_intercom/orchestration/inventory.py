@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies on disk of runs, with its age and size, and what of it is in use: for `prune` and `doctor`.
+
+Read-only like `runs`: nothing is made or touched, no link is followed and nobody is connected to. But everything is
+looked at, where `runs` reads pages: a state root may hold more than a page.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from os import path
+from typing import Final, NamedTuple
+
+from agent_intercom.orchestration import manifest, places, privatefiles, runs, runtime, startup, tmux
+from agent_intercom.orchestration.errors import Refusal
+
+SYSTEMD: Final = "systemd"
+TMUX: Final = "tmux"
+
+LIVE: Final = "live"
+PLACED: Final = "placed"
+IN_TMUX: Final = "in-tmux"
+IN_USE: Final = "in-use"
+ORIGINAL: Final = "original"
+UNREADABLE: Final = "unreadable"
+HELD: Final = {
+    LIVE: "it lives",
+    PLACED: "it is being started, or was not stopped",
+    IN_TMUX: "it lives in tmux",
+    IN_USE: "a process has its directory or a file of it open",
+    ORIGINAL: "it is the tmux program's",
+    UNREADABLE: "its manifest cannot be read",
+}
+"""Why a run is left alone, whatever its age."""
+
+STARTING_S: Final = 300
+"""Seconds for which a run with its first bodies still there may be one that somebody is just starting."""
+
+STARTUP_FILE: Final = "startup-file"
+HALF_MADE: Final = "half-made-run"
+EMPTY_SESSION: Final = "empty-session"
+
+
+class RunFiles(NamedTuple):
+    """A run's directory: `host` None where the manifest cannot be read, `ended` the newest change of a file of it.
+
+    `held` is empty or a key of `HELD`; `startup` tells whether the bodies that it was to begin with are still there.
+    """
+
+    session: str
+    run_id: str
+    directory: str
+    root: str
+    host: str | None
+    unit: str | None
+    ended: float
+    size: int
+    held: str
+    startup: bool
+
+
+class Leftover(NamedTuple):
+    """What belongs to no run that goes on: a kind, the file or directory, when it was changed, and its bytes."""
+
+    kind: str
+    name: str
+    changed: float
+    size: int
+
+
+class Inventory(NamedTuple):
+    """Everything that lies in the state roots, by session and run id."""
+
+    runs: list[RunFiles]
+    leftovers: list[Leftover]
+
+
+class _Measured(NamedTuple):
+    size: int
+    newest: float
+
+
+def take(environ: Mapping[str, str], now: float, *, original: bool, session: str | None = None) -> Inventory:
+    """Look at every run of ours, and with `original` at those of the tmux program; of one `session` or of all.
+
+    `now` is in seconds since 1970.
+
+    Raises Refusal `orchestration_error` for a state root that is no directory of ours, and `runtime_missing` where
+    nobody can tell what lives, because the directory of the user manager is not known.
+    """
+    placed = _placed(runtime.runtime_dir(environ))
+    roots = places.roots(environ)
+    hosted = set(tmux.hosted(environ)) if original else set()
+    found: list[RunFiles] = []
+    leftovers: list[Leftover] = []
+    for root in roots if original else roots[:1]:
+        for name, directory in _directories(_canonical(root)):
+            if session not in {None, name} or not _is_name(name):
+                continue
+            empty = True
+            for run_id, run_directory in _directories(directory):
+                empty = False
+                if _is_name(run_id):
+                    _look(name, run_id, run_directory, placed, hosted, original, found, leftovers)
+            if empty and not os.listdir(directory):
+                leftovers.append(Leftover(EMPTY_SESSION, directory, os.lstat(directory).st_mtime, 0))
+    used = in_use([each.directory for each in found] + [each.name for each in leftovers])
+    found = [each._replace(held=each.held or _held_anyhow(each, now, used)) for each in found]
+    leftovers = [each for each in leftovers if each.name not in used]
+    leftovers += [
+        Leftover(STARTUP_FILE, path.join(each.directory, startup.NAME), each.ended, 0)
+        for each in found
+        if each.startup and not each.held
+    ]
+    found.sort(key=lambda each: (each.session, each.run_id, each.root))
+    leftovers.sort()
+    return Inventory(found, leftovers)
+
+
+def stale_places(environ: Mapping[str, str]) -> list[str]:
+    """The units of which the place is there although nobody listens for them: `run.json` of runs that do not live."""
+    runtime_dir = runtime.runtime_dir(environ)
+    listeners = runtime.listening()
+    return [unit for unit in _units(runtime_dir) if runtime.socket_path(runtime_dir, unit) not in listeners]
+
+
+def in_use(directories: Iterable[str]) -> set[str]:
+    """Those of the directories in or below which a process of this user works, or has a file open (proc(5))."""
+    wanted = set(directories)
+    used: set[str] = set()
+    if not wanted:
+        return used
+    for name in _open_names():
+        while len(name) > 1:
+            if name in wanted:
+                used.add(name)
+            name = path.dirname(name)
+    return used
+
+
+def _held_anyhow(run: RunFiles, now: float, used: set[str]) -> str:
+    if run.directory in used:
+        return IN_USE
+    return PLACED if run.startup and now - run.ended < STARTING_S else ""
+
+
+def _look(
+    session: str,
+    run_id: str,
+    directory: str,
+    placed: Mapping[str, str],
+    hosted: set[str],
+    original: bool,
+    found: list[RunFiles],
+    leftovers: list[Leftover],
+) -> None:
+    """Add one directory that may be a run's to what it is."""
+    measured = _measure(directory)
+    host = unit = None
+    held = placed.get(directory, "")
+    try:
+        record = manifest.read(directory)
+    except Refusal as refusal:
+        if refusal.code == "run_gone" and not held and directory not in hosted:
+            leftovers.append(Leftover(HALF_MADE, directory, measured.newest, measured.size))
+            return
+        held = held or UNREADABLE
+    else:
+        host, unit = record.host, record.unit
+        if host != SYSTEMD and not held:
+            held = "" if original else ORIGINAL
+    if directory in hosted:
+        held = IN_TMUX
+    bodies = path.lexists(path.join(directory, startup.NAME))
+    root = path.dirname(path.dirname(directory))
+    found.append(RunFiles(session, run_id, directory, root, host, unit, measured.newest, measured.size, held, bodies))
+
+
+def _placed(runtime_dir: str) -> dict[str, str]:
+    """From the directory of every run that was started and not stopped to how it is held."""
+    listeners = runtime.listening()
+    found = {}
+    for unit in _units(runtime_dir):
+        try:
+            directory = runtime.read(runtime_dir, unit).directory
+        except Refusal:
+            continue
+        found[directory] = LIVE if runtime.socket_path(runtime_dir, unit) in listeners else PLACED
+    return found
+
+
+def _units(runtime_dir: str) -> list[str]:
+    try:
+        names = os.listdir(path.join(runtime_dir, "agent-intercom", "run"))
+    except OSError:
+        return []
+    return sorted(name for name in names if manifest.UNIT_ID.fullmatch(name))
+
+
+def _directories(directory: str) -> Iterator[tuple[str, str]]:
+    """Names and paths of the directories of ours in a directory, by name; none where it is not there.
+
+    Raises Refusal `orchestration_error` where the directory itself is a link, another user's, or cannot be read.
+    """
+    try:
+        privatefiles.check_directory(directory)
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Refusal(runs.ERROR, "a directory of runs is a link, another user's, or cannot be read", "root") from error
+    for name in names:
+        below = path.join(directory, name)
+        try:
+            privatefiles.check_directory(below)
+        except OSError:
+            continue
+        yield name, below
+
+
+def _measure(directory: str) -> _Measured:
+    """The bytes of all files in a directory and below it, and when the newest of them was changed."""
+    size, newest = 0, 0.0
+    for where, _, names in os.walk(directory):
+        for name in names:
+            try:
+                found = os.lstat(path.join(where, name))
+            except OSError:
+                continue
+            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            newest = max(newest, found.st_mtime)
+    return _Measured(size, newest or os.lstat(directory).st_mtime)
+
+
+def _open_names() -> Iterator[str]:
+    """What the working directories and descriptors of this user's processes lead to."""
+    for process in os.listdir("/proc"):
+        if not process.isdigit():
+            continue
+        base = f"/proc/{process}"
+        yield from _target(f"{base}/cwd")
+        try:
+            descriptors = os.listdir(f"{base}/fd")
+        except OSError:
+            # Another user's, or it has ended.
+            continue
+        for descriptor in descriptors:
+            yield from _target(f"{base}/fd/{descriptor}")
+
+
+def _target(link: str) -> Iterator[str]:
+    try:
+        name = os.readlink(link)
+    except OSError:
+        return
+    if name.startswith("/"):
+        yield name
+
+
+def _canonical(root: str) -> str:
+    root = path.normpath(root)
+    return path.join(path.realpath(path.dirname(root)), path.basename(root))
+
+
+def _is_name(name: str) -> bool:
+    return runs.NAME.fullmatch(name) is not None and name not in {".", ".."}

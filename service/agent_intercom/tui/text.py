@@ -7,6 +7,7 @@ character before them none. Where a terminal and this module could disagree, wha
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -24,6 +25,8 @@ _COLOURS: Final[Mapping[Tone, str]] = {
     Tone.ERROR: "31",
     Tone.MUTED: "2",
 }
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9]+m")
 
 
 class Style(NamedTuple):
@@ -129,6 +132,11 @@ def line(spans: Iterable[Span], cells: int, style: Style) -> str:
         code = _COLOURS.get(tone) if style.colour else None
         parts.append(f"\x1b[{code}m{text}\x1b[0m" if code and text else text)
     return "".join(parts)
+
+
+def plain(coloured: str) -> str:
+    """What `line` made, without its colours."""
+    return _COLOUR.sub("", coloured)
 
 
 def join(parts: Iterable[Line], separator: Span) -> list[Span]:

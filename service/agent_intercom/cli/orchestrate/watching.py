@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`watch`, `dashboard` and `attach`: a run while it goes on. Nobody is connected to: looking changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from typing import Any, Final
+
+from agent_intercom.cli import output
+from agent_intercom.cli.orchestrate.answer import (
+    LOCAL_RUNTIME_ERROR,
+    MISSING_PREREQUISITE,
+    OK,
+    Answer,
+    CommandFailure,
+    JsonObject,
+)
+from agent_intercom.cli.signals import Ended
+from agent_intercom.orchestration import runs
+from agent_intercom.tui.live import Block, EventLines, Screen, Shown, Summaries, follow
+from agent_intercom.tui.source import Reading, RunSource
+from agent_intercom.tui.terminal import Terminal, is_screen, style_of
+from agent_intercom.tui.view import Life
+
+_INTERACTIVE_ONLY: Final = "interactive_only"
+_TMUX_TIMEOUT_S: Final = 10
+_HANDED_ON: Final = (
+    "AGENT_INTERCOM_RUNS_DIR",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "NO_COLOR",
+    "PI_CODING_AGENT_DIR",
+    "PI_TMUX_AGENTS_HOME",
+    "PYTHONPATH",
+    "XDG_RUNTIME_DIR",
+    "XDG_STATE_HOME",
+)
+"""What a window of tmux, which inherits from tmux's server, needs to find the same run and to look the same."""
+
+
+def watch(options: argparse.Namespace) -> int:
+    """`orchestrate watch`: what happens in a run, until it is stopped or the person leaves.
+
+    In a terminal events scroll above a few lines that say where the run stands; elsewhere every event is a line. With
+    `--json` every line is an envelope; its `data` has `event`: the name of an event of the run, with the keys of
+    `supervisor events`; or `state` (where the run stands; first, and whenever that changes), `unavailable` (the
+    database cannot be read for now), `lost` (`number` of events that are no longer kept), `stopped`.
+    """
+    source = _source(options)
+    style = style_of(os.environ, sys.stdout.encoding)
+    if options.json:
+        return _followed(source, JsonLines(source.entry))
+    if not is_screen(os.environ):
+        return _followed(source, EventLines(output.emit, style))
+    terminal = Terminal(alternate=False)
+    block = Block(terminal, style)
+    with terminal:
+        try:
+            return _followed(source, block, terminal)
+        finally:
+            block.let_go()
+
+
+def dashboard(options: argparse.Namespace) -> int:
+    """`orchestrate dashboard`: a run on the whole screen, until it is stopped or the person leaves.
+
+    Of a run that is stopped the last screen stays. Elsewhere than in a terminal every change is a line.
+    """
+    if options.json:
+        hint = "`orchestrate watch --json` tells the same as lines, `orchestrate status --json` once."
+        raise CommandFailure(_INTERACTIVE_ONLY, "the dashboard is for a terminal", hint)
+    return _dashboard(_source(options))
+
+
+def attach(options: argparse.Namespace) -> Answer | int:
+    """`orchestrate attach`: the dashboard of a run that lives, here; with `--json` in a new window of tmux."""
+    entry = runs.resolve(options.session, os.getcwd(), os.environ, live_only=True)
+    if options.json:
+        return _attached_in_tmux(entry)
+    if not is_screen(os.environ):
+        raise CommandFailure(
+            _INTERACTIVE_ONLY, "attaching needs a terminal", "`orchestrate watch` tells the same as lines."
+        )
+    return _dashboard(RunSource(entry, os.environ))
+
+
+class JsonLines:
+    """Every event and every change of where the run stands, as a line of JSON."""
+
+    def __init__(self, entry: runs.Entry) -> None:
+        self._session = entry.session
+        self._run_id = entry.run_id
+        self._standing: JsonObject | None = None
+        self._readable = True
+
+    def show(self, reading: Reading) -> None:
+        """Print what is new."""
+        if reading.lost:
+            _emit({"event": "lost", "number": reading.lost})
+        for row in reading.events:
+            _emit({name: getattr(row, name) for name in row.__struct_fields__})
+        if reading.snapshot is not None:
+            self._tell(reading.snapshot, reading.life)
+        elif self._readable:
+            _emit({"event": "unavailable"})
+        self._readable = reading.snapshot is not None
+        if reading.life is Life.STOPPED:
+            _emit({"event": "stopped"})
+
+    def again(self) -> None:
+        """What was written is written."""
+
+    let_go = again
+
+    def _tell(self, snapshot: Any, life: Life) -> None:
+        workflow = {key: snapshot["workflow"][key] for key in ("state", "round", "implementation_flow")}
+        keys = ("role", "state", "connected", "generation", "activity", "assignment")
+        standing = {
+            "life": life.value,
+            "workflow": workflow,
+            "roles": [{key: role[key] for key in keys} for role in snapshot["roles"]],
+        }
+        if standing == self._standing and self._readable:
+            return
+        self._standing = standing
+        where = {"session": self._session, "run_id": self._run_id}
+        _emit({"event": "state", **where, **standing, "total_tokens": snapshot["usage"]["total_tokens"]})
+
+
+def _emit(data: JsonObject) -> None:
+    import json
+
+    envelope = {"schema_version": "1", "command": "watch", "success": True, "data": data, "error": None}
+    output.emit(json.dumps(envelope, sort_keys=True, separators=(",", ":")))
+
+
+def _source(options: argparse.Namespace) -> RunSource:
+    entry = runs.resolve(options.session, os.getcwd(), os.environ, live_only=False, run_id=options.run)
+    if entry.manifest.coordination is None:
+        raise CommandFailure(
+            "orchestration_error", "the run is older than brokers: there is nothing to watch", "See `orchestrate list`."
+        )
+    return RunSource(entry, os.environ)
+
+
+def _dashboard(source: RunSource) -> int:
+    style = style_of(os.environ, sys.stdout.encoding)
+    if not is_screen(os.environ):
+        return _followed(source, Summaries(output.emit, style))
+    terminal = Terminal(alternate=True)
+    screen = Screen(terminal, style)
+    if source.life() is Life.STOPPED:
+        screen.take(source.read())
+    else:
+        with terminal:
+            code = _followed(source, screen, terminal)
+        if not screen.stopped:
+            return code
+    for line in screen.lines():
+        print(line)
+    return OK
+
+
+def _followed(source: RunSource, shown: Shown, terminal: Terminal | None = None) -> int:
+    """Show the run until its end; leaving with Ctrl-C is an end like any other."""
+    try:
+        follow(source, shown, terminal)
+    except Ended:
+        raise
+    except KeyboardInterrupt:
+        return OK
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EMFILE}:
+            text = "the kernel watches no more directories for this user"
+            hint = "Raise fs.inotify.max_user_watches and max_user_instances, or end what watches so many."
+            raise CommandFailure(LOCAL_RUNTIME_ERROR, text, hint) from error
+        raise
+    return OK
+
+
+def _attached_in_tmux(entry: runs.Entry) -> Answer:
+    """Open a window of the tmux that the caller is in, with the dashboard."""
+    import shutil
+    import subprocess
+
+    if not os.environ.get("TMUX"):
+        hint = "Call `orchestrate attach` in a terminal, without --json."
+        raise CommandFailure(_INTERACTIVE_ONLY, "attaching needs a terminal, and this is not in tmux", hint)
+    program = shutil.which("tmux")
+    if program is None:
+        raise CommandFailure(MISSING_PREREQUISITE, "tmux is not installed", "Call `orchestrate attach` in a terminal.")
+    handed = [f"-e{name}={os.environ[name]}" for name in _HANDED_ON if os.environ.get(name)]
+    module = [sys.executable, "-m", "agent_intercom.cli.orchestrate.main"]
+    command = [*module, "dashboard", entry.session, "--run", entry.run_id]
+    try:
+        done = subprocess.run(
+            [program, "new-window", *handed, "-n", "orchestrate", *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TMUX_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _no_window("tmux does not answer") from error
+    if done.returncode != 0:
+        raise _no_window("tmux opened no window")
+    data = {
+        "session": entry.session,
+        "project": entry.manifest.project,
+        "transport": entry.manifest.transport,
+        "mode": "switch-client",
+        "return_hint": "q closes the dashboard and its window",
+    }
+    return Answer(data)
+
+
+def _no_window(text: str) -> CommandFailure:
+    return CommandFailure(LOCAL_RUNTIME_ERROR, text, "Call `orchestrate attach` in a terminal.")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run, read again whenever something in its directory says that there is something new.
+
+Nobody is connected to and nothing is written, so the run never notices. Its database is in journal mode DELETE: every
+commit ends with the removal of the journal beside it, which inotify(7) tells. A broker that ends closes the file
+that it holds the lock of; a run that is stopped loses its address and its place in the runtime directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from os import path
+from typing import Final, NamedTuple
+
+from agent_intercom.host import inotify
+from agent_intercom.orchestration import manifest, reader, rows, runs, runtime, snapshot
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.tui.view import MAX_EVENTS, Facts, Life, Model, Snapshot
+
+_DATABASE: Final = "broker.sqlite3"
+_NAMES: Final = {
+    f"{_DATABASE}-journal": inotify.DELETE,
+    f"{_DATABASE}.lock": inotify.CLOSE_WRITE,
+    manifest.NAME: inotify.MOVED_TO,
+}
+"""Names in a run's directory, and what has to happen to them to be worth a look."""
+
+_GONE: Final = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.IGNORED
+_RUN: Final = inotify.DELETE | inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE_SELF | inotify.MOVE_SELF
+_PLACE: Final = inotify.CREATE | inotify.DELETE | inotify.MOVED_FROM | inotify.DELETE_SELF | inotify.MOVE_SELF
+_PAGE: Final = 500
+
+
+class Reading(NamedTuple):
+    """What is known now. `snapshot` None: the database could not be read, and everything else but `life` is as before.
+
+    `events` are those since the reading before, oldest first (the first has the newest few), `lost` how many more
+    there were that the run no longer keeps.
+    """
+
+    facts: Facts
+    life: Life
+    snapshot: Snapshot | None
+    events: list[rows.Event]
+    lost: int
+
+
+class RunSource:
+    """One run. `entry` is what `runs.resolve` found, `environ` where it was looked for."""
+
+    def __init__(self, entry: runs.Entry, environ: Mapping[str, str]) -> None:
+        self.entry = entry
+        self._environ = environ
+        self._facts = facts_of(entry.manifest)
+        self._lives_in_tmux = entry.unit is None and runs.in_tmux(entry, environ)
+        self._places: dict[int, str] = {}
+        self._after: int | None = None
+        self._restarted = False
+        """Whether a role may have another model by now."""
+
+    def watch(self, kernel: inotify.Inotify) -> None:
+        """Have `kernel` tell of everything that `heard` knows. Raises OSError; what is not there is not watched."""
+        self._places[kernel.watch(self.entry.directory, _RUN)] = self.entry.directory
+        if self.entry.unit is not None:
+            place = path.dirname(runtime.socket_path(runtime.runtime_dir(self._environ), self.entry.unit))
+            with contextlib.suppress(FileNotFoundError):
+                self._places[kernel.watch(place, _PLACE)] = place
+
+    def heard(self, event: inotify.Event) -> bool:
+        """Take note of `event`; whether it is a reason to read again."""
+        if event.mask & (inotify.OVERFLOW | _GONE):
+            self._restarted = True
+            return True
+        if self._places.get(event.watch) != self.entry.directory:
+            return event.name in {self.entry.unit, f"{self.entry.unit}.sock"}
+        self._restarted |= event.name == manifest.NAME
+        return bool(event.mask & _NAMES.get(event.name, 0))
+
+    def read(self) -> Reading:
+        """Read everything that can have changed."""
+        # Whether it lives comes first: of a run that has stopped, nothing is missed that was committed before.
+        life = self.life()
+        if self._restarted:
+            with contextlib.suppress(Refusal):
+                self._facts = facts_of(manifest.read(self.entry.directory))
+                self._restarted = False
+        try:
+            overview = reader.overview(self.entry.database)
+            found = snapshot.broker(overview)
+            events, lost = self._events(overview.latest)
+        except Refusal:
+            return Reading(self._facts, life, None, [], 0)
+        return Reading(self._facts, life, found, events, lost)
+
+    def life(self) -> Life:
+        """Whether the run goes on."""
+        if self.entry.unit is None:
+            return Life.UNKNOWN if self._lives_in_tmux else Life.STOPPED
+        if runs.seen_live(self.entry, self._environ).unit is None:
+            return Life.STOPPED
+        # A broker that binds for itself removes its address first, and closes it later.
+        address = runtime.socket_path(runtime.runtime_dir(self._environ), self.entry.unit)
+        return Life.LIVE if path.lexists(address) else Life.STOPPED
+
+    def _events(self, latest: int) -> tuple[list[rows.Event], int]:
+        after = max(latest - MAX_EVENTS, 0) if self._after is None else self._after
+        found: list[rows.Event] = []
+        while page := reader.events(self.entry.database, found[-1].sequence if found else after, _PAGE):
+            found += page
+            if len(page) < _PAGE:
+                break
+        lost = found[0].sequence - after - 1 if found and self._after is not None else 0
+        self._after = found[-1].sequence if found else after
+        return found, lost
+
+
+def facts_of(found: manifest.Manifest) -> Facts:
+    """What is shown of a manifest."""
+    return Facts(
+        session=found.session,
+        project=found.project,
+        host=found.host,
+        profile=found.execution_profile.name,
+        protocol=found.protocol_version,
+        models={name: Model(role.provider, role.model, role.thinking) for name, role in found.roles.items()},
+    )

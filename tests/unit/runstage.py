@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from agent_intercom.orchestration import budget, rows
+from agent_intercom.orchestration import budget, policies, rows
 from agent_intercom.orchestration import engine as kinds
 from agent_intercom.orchestration.contract import Flow, Limits
 from agent_intercom.orchestration.effects import Drop, Effect, Finish, ForgetStartup, Save, Write
@@ -96,7 +96,9 @@ class Database:
         row = msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=type(row))
         match row:
             case rows.Meta():
-                self.meta[row.key] = row.value
+                self.meta.pop(row.key, None)
+                if row.value is not None:
+                    self.meta[row.key] = row.value
             case rows.Role():
                 self.rows[rows.Role, row.role] = row
             case rows.Event():
@@ -119,7 +121,7 @@ class Database:
     def retained(self) -> rows.Retained:
         text = msgspec.msgpack.encode(
             rows.Retained(
-                schema=8,
+                schema=10,
                 meta=self.meta,
                 roles=self.of(rows.Role),
                 assignments=self.of(rows.Assignment),
@@ -144,10 +146,14 @@ class Stage:
         forced: Iterable[str] = (),
         task: str = "Make the thing work",
         limits: Limits | None = None,
+        max_repair_rounds: int | None = None,
+        worker_context: Mapping[str, str] | None = None,
     ) -> None:
         self.roles = list(roles)
         self.limits = limits or Limits()
         self.database = Database(self.roles, flow, forced)
+        self.database.meta[policies.CONTINUATION] = policies.continuation(max_repair_rounds)
+        self.database.meta[policies.WORKER_CONTEXT] = policies.worker_context(worker_context or {})
         self.startup: Startup | None = Startup(task=task, role_tasks={})
         self.now = Now(1_000, 1_700_000_000_000)
         self.next_number = 1

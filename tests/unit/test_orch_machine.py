@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import msgspec
@@ -16,6 +17,8 @@ from tests.unit.runstage import Stage, hex_id, usage
 TEAM = ("implementer", "reviewer", "probe", "playwright", "django")
 PATHS = (["README.md"], ["src/a.py"], ["web/a.tsx"], ["app/models.py"], [])
 
+WORK = ("plan", "implementation", "review", "probe", "playwright", "django")
+
 roles = st.sampled_from(TEAM)
 
 
@@ -26,11 +29,24 @@ class Run(RuleBasedStateMachine):
         forced=st.booleans(),
         docs=st.booleans(),
         rounds=st.integers(0, 2),
+        limit=st.sampled_from([None, None, 0, 1, 2]),
+        retained=st.sets(roles),
     )
-    def begin(self, size: int, flow: str, forced: bool, docs: bool, rounds: int) -> None:
+    def begin(
+        self, size: int, flow: str, forced: bool, docs: bool, rounds: int, limit: int | None, retained: set[str]
+    ) -> None:
         team = TEAM[:size]
         task = "Fix a typo in the readme" if docs else "Make the thing work"
-        self.stage = Stage(team, flow=flow, forced=["probe"] if forced and size > 2 else [], task=task)
+        self.limit = limit
+        self.retained = retained & set(team)
+        self.stage = Stage(
+            team,
+            flow=flow,
+            forced=["probe"] if forced and size > 2 else [],
+            task=task,
+            max_repair_rounds=limit,
+            worker_context=dict.fromkeys(sorted(self.retained), "retain"),
+        )
         self.operator = False
         self.forgetful = False
         self.pardoned: set[str] = set()
@@ -128,6 +144,15 @@ class Run(RuleBasedStateMachine):
         else:
             self.stage.control(action, role)
 
+    @rule()
+    def go_on(self) -> None:
+        state = self.stage.engine.workflow.state
+        paused, quiet = state.pending_repair_round, not any(row.active_assignment_id for row in state.roles.values())
+        attention = state.workflow == "needs_attention"
+        answer = self.stage.control("continue", "implementer")
+        assert answer["status"] == "conflict" or (paused is not None and quiet and attention)
+        assert state.pending_repair_round == (None if answer["success"] else paused)
+
     # The broker's process, and time.
 
     @rule(remembers=st.booleans())
@@ -204,6 +229,10 @@ class Run(RuleBasedStateMachine):
         state, database = self.stage.engine.workflow.state, self.stage.database
         assert database.meta["workflow_state"] == state.workflow
         assert database.meta["round"] == str(state.round)
+        pending = state.pending_repair_round
+        assert database.meta.get("pending_repair_round") == (None if pending is None else str(pending))
+        policy = {"version": 1, "max_repair_rounds": state.max_repair_rounds}
+        assert json.loads(database.meta["continuation_policy"]) == policy
         assert {row.role: row for row in database.of(rows.Role)} == state.roles
         assert {row.id: row for row in database.of(rows.Assignment)} == state.assignments
         assert {row.assignment_id: row for row in database.of(rows.Report)} == state.reports
@@ -224,11 +253,38 @@ class Run(RuleBasedStateMachine):
         state = self.stage.engine.workflow.state
         if state.workflow in ("active", "needs_attention"):
             opened = [each for each in state.assignments.values() if each.state != "completed"]
-            assert opened or state.owed, "nobody has anything to do"
+            paused = state.pending_repair_round is not None
+            assert opened or state.owed or paused, "nobody has anything to do"
+            assert not paused or state.workflow == "needs_attention", "nobody is told that it pauses"
             for role in state.owed:
                 assert role not in state.workers or state.roles[role].state == "uncertain"
             stopped = [each.role for each in opened if state.roles[each.role].state == "waiting"]
             assert not stopped or state.workflow == "needs_attention", "nobody is told who has stopped"
+
+    @invariant()
+    def nobody_repairs_more_often_than_was_allowed(self) -> None:
+        if not hasattr(self, "stage") or self.limit is None:
+            return
+        database = self.stage.database
+        commands = database.of(rows.Command)
+        allowed = sum(each.action == "continue" and each.status == "accepted" for each in commands)
+        repairs = [each for each in database.of(rows.Assignment) if each.kind == "implementation" and each.round > 1]
+        assert len(repairs) <= self.limit + allowed
+        state = self.stage.engine.workflow.state
+        assert state.pending_repair_round in (None, state.round)
+
+    @invariant()
+    def who_retains_is_told_with_its_work_only(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        for number, (role, _) in self.stage.been.items():
+            told = [frame.get("kind") or frame["type"] for frame in self.stage.frames[number]]
+            for kind, following in zip(told, [*told[1:], ""], strict=True):
+                if role in self.retained and kind == "run_state":
+                    # A replacement without work, a run that is reopened, or work.
+                    assert following in ("", "response", "operator_message", *WORK) or "baseline" in told
+                if role in self.retained and following in WORK:
+                    assert kind in ("run_state", "response", "baseline")
 
     @invariant()
     def nobody_works_without_a_baseline(self) -> None:

@@ -250,8 +250,8 @@ def known(version: int) -> rows.Retained:
 
 def migrated(version: int) -> rows.Retained:
     expected = known(version)
-    expected.schema = 8
-    expected.meta = schema.DEFAULTS | expected.meta | {"schema_version": "8"}
+    expected.schema = 10
+    expected.meta = schema.DEFAULTS | expected.meta | {"schema_version": "10"}
     return expected
 
 
@@ -264,13 +264,13 @@ def test_every_known_version_is_read_as_it_is(tmp_path: Path, version: int) -> N
     assert os.listdir(tmp_path) == ["db"]
 
 
-@pytest.mark.parametrize("version", range(1, 9))
+@pytest.mark.parametrize("version", range(1, 11))
 def test_every_older_version_is_brought_up_to_date(tmp_path: Path, version: int) -> None:
     path = of_version(tmp_path / "db", version)
     before = Path(path).read_bytes()
     store = Store.open(path)
     assert store.load() == migrated(version) == reader.read(path)
-    if version == 8:
+    if version == 10:
         assert Path(path).read_bytes() == before
     store.close()
     db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
@@ -293,7 +293,7 @@ def test_every_older_version_is_brought_up_to_date(tmp_path: Path, version: int)
     fresh.close()
 
 
-@pytest.mark.parametrize("version", range(1, 9))
+@pytest.mark.parametrize("version", range(1, 11))
 def test_a_migrated_file_takes_every_row(tmp_path: Path, version: int) -> None:
     store = Store.open(of_version(tmp_path / "db", version))
     changes = [
@@ -357,9 +357,9 @@ def test_a_half_made_migration_is_finished(tmp_path: Path) -> None:
         store.close()
 
 
-@pytest.mark.parametrize("version", [9, 10, 11, 999])
+@pytest.mark.parametrize("version", [11, 999])
 def test_a_newer_database_is_refused_for_writing_and_left(tmp_path: Path, version: int) -> None:
-    path = of_version(tmp_path / "db", min(version, 10))
+    path = of_version(tmp_path / "db", 10)
     db = apsw.Connection(path)
     db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(version),))
     db.close()
@@ -367,15 +367,14 @@ def test_a_newer_database_is_refused_for_writing_and_left(tmp_path: Path, versio
     with pytest.raises(StoreError, match="Broker database schema is unsupported") as caught:
         Store.open(path)
     assert caught.value.code == "STATE_NEWER"
-    if version > 10:
-        with pytest.raises(Refusal, match="Broker database schema is unsupported") as refused:
-            reader.read(path)
-        assert refused.value.code == contract.Code.ERROR
+    with pytest.raises(Refusal, match="Broker database schema is unsupported") as refused:
+        reader.read(path)
+    assert refused.value.code == contract.Code.ERROR
     assert (Path(path).read_bytes(), os.stat(path).st_mtime_ns) == before
     assert sorted(os.listdir(tmp_path)) == ["db", "db.lock"]
 
 
-@pytest.mark.parametrize("version", range(1, 8))
+@pytest.mark.parametrize("version", range(1, 10))
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path, version: int) -> None:
     path = of_version(tmp_path / "db", version)
     db = apsw.Connection(path)

@@ -380,7 +380,7 @@ def test_send(role: str, delivery: str | None) -> None:
     assert got == frames.Control(ID, TOKEN, "send", role, delivery, " \u00e9\0 ")
 
 
-@pytest.mark.parametrize("action", ["abort", "restart", "restart_failed", "redeliver"])
+@pytest.mark.parametrize("action", ["abort", "restart", "restart_failed", "redeliver", "continue"])
 def test_actions_without_a_message(action: str) -> None:
     frame = {**RESTART, "action": action}
     assert parsing.first(packed(frame)) == frames.Control(ID, TOKEN, action, "implementer", None, None)
@@ -391,7 +391,12 @@ def test_actions_without_a_message(action: str) -> None:
     refused(parsing.first, {**frame, "delivery": "steer"}, CONTROL_FIELDS)
 
 
-@pytest.mark.parametrize("action", [*SCALARS, "Send", "continue", "budget_override", "stop"], ids=repr)
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "implementer"])
+def test_only_the_implementer_is_to_continue(role: str) -> None:
+    refused(parsing.first, {**RESTART, "action": "continue", "role": role}, CONTROL_FIELDS)
+
+
+@pytest.mark.parametrize("action", [*SCALARS, "Send", "Continue", "budget_override", "stop"], ids=repr)
 def test_unknown_actions(action: Any) -> None:
     refused(parsing.first, {**SEND, "action": action}, CONTROL_FIELDS)
     refused(parsing.first, {**RESTART, "action": action}, CONTROL_FIELDS)

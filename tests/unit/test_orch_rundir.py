@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_intercom.orchestration import budget, contract, harness, manifest, privatefiles, rundir, store
+from agent_intercom.orchestration import budget, contract, harness, manifest, privatefiles, reader, rundir, store
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.orchestration.rundir import RoleSpec, Run, RunSpec, Startup
@@ -406,6 +406,29 @@ def test_a_token_has_to_be_private_and_whole(root: Path) -> None:
     assert code(rundir.open_run, run.path) == "token_invalid"
     file.unlink()
     assert code(rundir.open_run, run.path) == "token_invalid"
+
+
+@pytest.mark.parametrize("limit", [None, 0, 3, 1_000_000])
+def test_the_policies_are_in_the_database(root: Path, limit: int | None) -> None:
+    run = create(root, max_repair_rounds=limit, worker_context={"reviewer": "retain", "implementer": "prune"})
+    meta = reader.read(run.database).meta
+    assert json.loads(meta["continuation_policy"]) == {"version": 1, "max_repair_rounds": limit}
+    chosen = {"implementer": "prune", "reviewer": "retain"}
+    assert json.loads(meta["worker_context_policy"]) == {"version": 1, "overrides": chosen}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_repair_rounds": -1}, "repair_rounds_invalid"),
+        ({"max_repair_rounds": 1_000_001}, "repair_rounds_invalid"),
+        ({"worker_context": {"django": "retain"}}, "worker_context_invalid"),
+        ({"worker_context": {"reviewer": "keep"}}, "worker_context_invalid"),
+    ],
+)
+def test_policies_that_are_none(root: Path, changes: dict[str, Any], expected: str) -> None:
+    assert code(create, root, **changes) == expected
+    assert not root.exists()
 
 
 def test_runs_that_no_broker_leads(root: Path) -> None:

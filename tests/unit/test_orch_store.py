@@ -124,16 +124,18 @@ def test_a_new_database_is_the_contract(database: str) -> None:
 def test_a_new_run_has_its_meta_roles_and_first_event(store: Store, database: str) -> None:
     found = store.load()
     assert found.meta == META | {
-        "schema_version": "8",
+        "schema_version": "10",
         "protocol_version": "1",
         "workflow_state": "starting",
         "round": "1",
         "implementation_flow": "single",
         "forced_specialists": "[]",
+        "continuation_policy": '{"version":1,"max_repair_rounds":null}',
+        "worker_context_policy": '{"version":1,"overrides":{}}',
         "created_at": NOW,
         "updated_at": NOW,
     }
-    assert found.schema == 8
+    assert found.schema == 10
     assert found.roles == [role(name) for name in contract.ROLES]
     assert found.events == [rows.Event(sequence=1, timestamp=NOW, event="broker_initialized", status="starting")]
     assert not (found.assignments or found.reports or found.commands or found.guardrails or found.activations)
@@ -148,8 +150,18 @@ def test_meta_of_the_run_wins_except_over_the_versions(tmp_path: Path) -> None:
     store = Store.open(path)
     found = store.load().meta
     store.close()
-    assert (found["schema_version"], found["protocol_version"]) == ("8", "1")
+    assert (found["schema_version"], found["protocol_version"]) == ("10", "1")
     assert (found["implementation_flow"], found["round"]) == ("phased", "4")
+
+
+def test_an_entry_is_taken_away(store: Store) -> None:
+    store.apply([rows.Meta(key="pending_repair_round", value="3")])
+    assert store.load().meta["pending_repair_round"] == "3"
+    gone = rows.Meta(key="pending_repair_round", value=None)
+    store.apply([rows.Meta(key="pending_repair_round", value="4"), gone])
+    assert "pending_repair_round" not in store.load().meta
+    store.apply([gone])
+    assert "pending_repair_round" not in store.load().meta
 
 
 def test_a_run_is_created_once(database: str) -> None:

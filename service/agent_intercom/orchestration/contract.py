@@ -63,6 +63,10 @@ class Workflow:
     UNCERTAIN: Final = "uncertain"
 
 
+ROUTING: Final = "routing"
+"""A state of the workflow in databases of other programs only: their broker ended while it decided who works next."""
+
+
 class RoleState:
     """States of a role."""
 

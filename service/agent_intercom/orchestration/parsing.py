@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeGuard
 
 from agent_intercom.orchestration import reports, usage
-from agent_intercom.orchestration.contract import HEX32, MAX_INTEGER, ROLES, VERSION, Code, RoleState
+from agent_intercom.orchestration.contract import HEX32, IMPLEMENTER, MAX_INTEGER, ROLES, VERSION, Code, RoleState
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.frames import (
     Ack,
@@ -49,7 +49,8 @@ _PERCENT: Final = "context_percent"
 _METRICS: Final = ("provider_calls", "context_tokens", _PERCENT)
 
 _SEND: Final = "send"
-_OTHER_ACTIONS: Final = ("abort", "restart", "restart_failed", "redeliver")
+_CONTINUE: Final = "continue"
+_OTHER_ACTIONS: Final = ("abort", "restart", "restart_failed", "redeliver", _CONTINUE)
 _DELIVERIES: Final = (None, "steer", "follow-up")
 
 
@@ -115,6 +116,8 @@ def _control(frame: dict[str, Any]) -> Control:
         fits = delivery in _DELIVERIES and _is_message(message)
     else:
         fits = action in _OTHER_ACTIONS and delivery is None and message is None
+    if action == _CONTINUE:
+        fits = fits and frame["role"] == IMPLEMENTER
     if not (fits and _is_hex(frame["id"]) and _is_hex(frame["token"]) and frame["role"] in ROLES):
         raise _invalid("Control message fields are invalid", "control")
     return Control(frame["id"], frame["token"], action, frame["role"], delivery, message)

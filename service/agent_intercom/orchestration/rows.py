@@ -128,10 +128,10 @@ class Activation(msgspec.Struct, kw_only=True):
 
 
 class Meta(msgspec.Struct, kw_only=True):
-    """One entry of `meta`."""
+    """One entry of `meta`; where `value` is None, there is to be none."""
 
     key: str
-    value: str
+    value: str | None
 
 
 Change = Role | Assignment | Report | Command | Event | Guardrail | Activation | Meta

@@ -30,6 +30,7 @@ from agent_intercom.orchestration import (
     contract,
     harness,
     manifest,
+    policies,
     privatefiles,
     reports,
     rows,
@@ -74,7 +75,11 @@ class RoleSpec(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What a run is started with. `budget_policy` is the effective one; `unit` is the opaque id that names units."""
+    """What a run is started with. `budget_policy` is the effective one; `unit` is the opaque id that names units.
+
+    `max_repair_rounds` (None: no limit) is how many rounds after the first are begun without asking; `worker_context`
+    has a mode (`retain` or `prune`, which is the default) for each role that one was chosen for.
+    """
 
     unit: str
     project: str
@@ -87,6 +92,8 @@ class RunSpec(msgspec.Struct, kw_only=True, frozen=True):
     implementation_flow: str
     forced_specialists: Sequence[str] = ()
     budget_policy: budget.Policy = budget.PACKAGED
+    max_repair_rounds: int | None = None
+    worker_context: Mapping[str, str] = {}
     startup: Startup
 
     def __repr__(self) -> str:
@@ -137,8 +144,9 @@ def create(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> Run
     """Make the directory of a new run, with everything that its broker needs.
 
     Everything is checked before anything is made, and a failure takes back exactly what was made. Raises besides:
-    `run_exists`, `manifest_invalid`, `startup_invalid`, `startup_too_large`, `context_capsule_too_large`,
-    `workspace_capsule_invalid`, and what the lists of roles and specialists are refused with.
+    `repair_rounds_invalid`, `worker_context_invalid`, `run_exists`, `manifest_invalid`, `startup_invalid`,
+    `startup_too_large`, `context_capsule_too_large`, `workspace_capsule_invalid`, and what the lists of roles and
+    specialists are refused with.
     """
     plan = _plan(root, session, run_id, spec, now)
     run, roles, directory = plan.run, plan.run.manifest.roles, plan.run.path
@@ -251,6 +259,8 @@ def _plan(root: str, session: str, run_id: str, spec: RunSpec, now: Now) -> _Pla
     if flow not in {contract.Flow.SINGLE, contract.Flow.PHASED}:
         raise Refusal("flow_invalid", "unknown implementation flow", "implementation_flow")
     forced = activation.forced_list(list(spec.forced_specialists), roles)
+    policies.check_repair_rounds(spec.max_repair_rounds)
+    policies.check_worker_context(spec.worker_context, spec.roles)
     made_of = _manifest(directory, session, run_id, spec, roles, stamp(now))
     files = {manifest.NAME: manifest.encode(made_of), startup.NAME: startup.encode(spec.startup, roles)}
     _check_baselines(spec, roles)
@@ -385,6 +395,8 @@ def _make_database(run: Run, spec: RunSpec, flow: str, forced: Sequence[str], ti
         "budget_policy": budget.to_json(spec.budget_policy),
         "implementation_flow": flow,
         "forced_specialists": json.dumps(list(forced), separators=(",", ":")),
+        policies.CONTINUATION: policies.continuation(spec.max_repair_rounds),
+        policies.WORKER_CONTEXT: policies.worker_context(spec.worker_context),
     }
     roles = [
         rows.Role(

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from agent_intercom.orchestration import contract, rows
+from agent_intercom.orchestration import contract, policies, rows
 
 if TYPE_CHECKING:
     import apsw
 
-VERSION: Final = 8
+VERSION: Final = 10
 """What this program writes."""
 
 NEWEST_READABLE: Final = 10
-"""9 and 10 differ from 8 in entries of `meta` only."""
 
 _GUARDRAILS = """
 CREATE TABLE IF NOT EXISTS assignment_guardrails (
@@ -134,7 +133,12 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_role_sequence ON events(role, sequence);
 {_GUARDRAILS}{_ACTIVATIONS}"""
 
-DEFAULTS: Final = {"implementation_flow": contract.Flow.SINGLE, "forced_specialists": "[]"}
+DEFAULTS: Final = {
+    "implementation_flow": contract.Flow.SINGLE,
+    "forced_specialists": "[]",
+    policies.CONTINUATION: policies.continuation(None),
+    policies.WORKER_CONTEXT: policies.worker_context({}),
+}
 """Entries of `meta` that a migration adds."""
 
 _USAGE = rows.Usage.__struct_fields__
@@ -255,6 +259,9 @@ def migrate(db: apsw.Connection, version: int) -> None:
     if version < ACTIVATIONS.since:
         db.execute(_ACTIVATIONS)
         db.execute(_INSERT_META, ("forced_specialists", DEFAULTS["forced_specialists"]))
+    for since, key in ((9, policies.CONTINUATION), (10, policies.WORKER_CONTEXT)):
+        if version < since:
+            db.execute(_INSERT_META, (key, DEFAULTS[key]))
     db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(VERSION),))
 
 
@@ -279,7 +286,7 @@ def load(db: apsw.Connection, version: int) -> rows.Retained:
     """
     return rows.Retained(
         schema=version,
-        meta={entry.key: entry.value for entry in select(db, META, version)},
+        meta={entry.key: entry.value for entry in select(db, META, version) if entry.value is not None},
         roles=select(db, ROLES, version),
         assignments=select(db, ASSIGNMENTS, version),
         reports=select(db, REPORTS, version),

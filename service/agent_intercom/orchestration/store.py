@@ -161,6 +161,9 @@ def _fill(db: apsw.Connection, changes: Sequence[rows.Change]) -> None:
 def _apply(db: apsw.Connection, changes: Sequence[rows.Change]) -> None:
     crowded = False
     for change in changes:
+        if isinstance(change, rows.Meta) and change.value is None:
+            db.execute("DELETE FROM meta WHERE key = ?", (change.key,))
+            continue
         table = schema.TABLES[type(change)]
         record = schema.record(change)
         db.execute(table.upsert, record)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hmac
 
 from agent_intercom.orchestration import capsules, encode, frames
-from agent_intercom.orchestration.contract import Code, CommandStatus, Limits, RoleState
+from agent_intercom.orchestration.contract import ROUTING, Code, CommandStatus, Limits, RoleState
 from agent_intercom.orchestration.contract import Workflow as States
 from agent_intercom.orchestration.effects import Drop, Effect, Note, Tell
 from agent_intercom.orchestration.errors import Refusal
@@ -70,7 +70,7 @@ class Workflow:
                 ledger.handover_uncertain(name)
             elif row.state in (RoleState.IDLE, RoleState.ACTIVE):
                 ledger.role(name).state = RoleState.DISCONNECTED
-        if state.workflow == States.INITIALIZING:
+        if state.workflow in (States.INITIALIZING, ROUTING):
             ledger.become_uncertain()
 
     def render_baselines(self) -> None:
@@ -213,6 +213,8 @@ class Workflow:
         """One line for `systemctl status`: where the run stands and whom it waits for."""
         state = self.state
         text = f"{state.workflow}, round {state.round}; {len(state.workers)} of {len(state.roles)} workers connected"
+        if state.pending_repair_round is not None:
+            text += "; the limit of repair rounds is reached"
         away = [role for role in state.roles if role not in state.workers]
         if away and state.waiting_since == NEVER:
             text += f"; never came or away: {', '.join(away)}"

@@ -53,8 +53,8 @@ class Ledger:
         """Have the row committed."""
         self.effects.append(Save(row))
 
-    def meta(self, key: str, value: str) -> None:
-        """Set an entry of `meta`."""
+    def meta(self, key: str, value: str | None) -> None:
+        """Set an entry of `meta`; None takes it away."""
         self.save(rows.Meta(key=key, value=value))
         self.save(rows.Meta(key="updated_at", value=self.time))
 

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from agent_intercom.orchestration import activation, budget, rows
-from agent_intercom.orchestration.contract import Code, Flow, Workflow
+from agent_intercom.orchestration import activation, budget, policies, rows
+from agent_intercom.orchestration.contract import ROUTING, Code, Flow, Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.workflow.state import Owed, Settings, Startup, State
 
-_STATES = frozenset(value for name, value in vars(Workflow).items() if not name.startswith("_"))
+_T = TypeVar("_T")
+
+_STATES = {ROUTING, *(value for name, value in vars(Workflow).items() if not name.startswith("_"))}
 
 
 def load(
@@ -47,12 +50,15 @@ def load(
             policy=policy,
             control_token=_entry(meta, "control_token"),
             report_usage=report_usage,
+            worker_context=_policy(meta, policies.WORKER_CONTEXT, policies.read_worker_context) or {},
         ),
         seed=seed,
         roles=roles,
         startup=startup,
         workflow=_entry(meta, "workflow_state"),
         round=_count(meta, "round"),
+        max_repair_rounds=_policy(meta, policies.CONTINUATION, policies.read_continuation),
+        pending_repair_round=_count(meta, policies.PENDING_REPAIR) if policies.PENDING_REPAIR in meta else None,
         sequence=max((event.sequence for event in retained.events), default=0),
         assignments={row.id: row for row in retained.assignments},
         reports={row.assignment_id: row for row in retained.reports},
@@ -85,6 +91,13 @@ def _count(meta: dict[str, str], key: str) -> int:
 def _json(meta: dict[str, str], key: str, default: str) -> object:
     try:
         return json.loads(meta.get(key, default))
+    except ValueError as error:
+        raise _wrong(key) from error
+
+
+def _policy(meta: dict[str, str], key: str, read: Callable[[str], _T]) -> _T | None:
+    try:
+        return read(meta[key]) if key in meta else None
     except ValueError as error:
         raise _wrong(key) from error
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from agent_intercom.orchestration import encode, frames, rows
 from agent_intercom.orchestration.contract import (
@@ -48,6 +48,7 @@ class Operator:
             "restart": self._restart,
             "restart_failed": self._restart_failed,
             "redeliver": self._redeliver,
+            "continue": self._continue,
         }
 
     def command(self, link: Link, frame: frames.Control) -> None:
@@ -63,9 +64,13 @@ class Operator:
             self._answer(link, frame.id, known.status, duplicate=True)
             return
         settling = state.roles[frame.role].state in (RoleState.RESTARTING, RoleState.RECOVERING)
-        # What leads out of a doubt must stay possible.
+        # What leads out of a doubt or a pause must stay possible.
         doubt = state.workflow == Workflow.UNCERTAIN or self._doubted(frame.role)
-        leads_out = (frame.action == "redeliver" and doubt) or (frame.action == "restart_failed" and settling)
+        leads_out = (
+            (frame.action == "redeliver" and doubt)
+            or (frame.action == "restart_failed" and settling)
+            or (frame.action == "continue" and self._may_continue())
+        )
         if len(state.commands) >= MAX_COMMANDS and not leads_out:
             raise Refusal(Code.REJECTED, "Broker command registry is full", "id", frame.id)
         if frame.message is not None and utf16_length(frame.message.strip()) > MAX_MESSAGE_UNITS:
@@ -126,7 +131,9 @@ class Operator:
     def _reopen(self, frame: frames.Control) -> None:
         """A message to the implementer of a run that is ready begins another round (section 4.5)."""
         ledger, state = self._ledger, self._state
-        if IMPLEMENTER in state.deferred or state.latest:
+        if self._routing.retains(IMPLEMENTER):
+            self._routing.send_run_state(IMPLEMENTER)
+        elif IMPLEMENTER in state.deferred or state.latest:
             self._routing.deliver_run_state([IMPLEMENTER])
         ledger.set_round(state.round + 1)
         self._message(frame, trigger=False)
@@ -185,6 +192,34 @@ class Operator:
             return CommandStatus.CONFLICT, self._nothing
         return CommandStatus.ACCEPTED, self._nothing
 
+    # continue
+
+    def _continue(self, frame: frames.Control) -> Decided:
+        """One repair round more than the run's limit allows (section 18)."""
+        if not self._may_continue():
+            return CommandStatus.CONFLICT, self._nothing
+        return CommandStatus.ACCEPTED, self._continued
+
+    def _may_continue(self) -> bool:
+        state = self._state
+        settled = (RoleState.IDLE, RoleState.DISCONNECTED)
+        return (
+            state.workflow == Workflow.NEEDS_ATTENTION
+            and state.pending_repair_round is not None
+            and all(row.active_assignment_id is None and row.state in settled for row in state.roles.values())
+        )
+
+    def _continued(self, frame: frames.Control) -> None:
+        ledger, state = self._ledger, self._state
+        facts: dict[str, Any] = {"role": IMPLEMENTER, "round": state.round, "delivery": frame.id}
+        self._routing.allow_repair()
+        ledger.set_workflow(Workflow.ACTIVE)
+        ledger.event("continuation_approved", Workflow.ACTIVE, **facts)
+        ledger.show_workflow()
+        self._routing.assign(IMPLEMENTER, Kind.IMPLEMENTATION)
+        if state.workflow == Workflow.UNCERTAIN:
+            ledger.event("continuation_uncertain", Workflow.UNCERTAIN, **facts)
+
     # redeliver
 
     def _redeliver(self, frame: frames.Control) -> Decided:
@@ -215,7 +250,8 @@ class Operator:
         elif self._approved():
             to = Workflow.READY
         else:
-            to = Workflow.NEEDS_ATTENTION if self._waiting() else Workflow.ACTIVE
+            paused = state.pending_repair_round is not None
+            to = Workflow.NEEDS_ATTENTION if paused or self._waiting() else Workflow.ACTIVE
         ledger.set_workflow(to)
         ledger.event("workflow_resumed", to, role=frame.role, round=state.round, delivery=frame.id)
         if to != Workflow.CONNECTING:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from agent_intercom.orchestration import activation, capsules, encode, rows
+from agent_intercom.orchestration import activation, capsules, encode, policies, rows
 from agent_intercom.orchestration.contract import (
     IMPLEMENTER,
     MAX_REPLAY,
@@ -96,8 +96,14 @@ class Routing:
     # Assignments.
 
     def assign(self, role: str, kind: str) -> None:
-        """Give a role work in the current round. A role that is away is owed it, and gets it when it is back."""
+        """Give a role work in the current round. A role that is away is owed it, and gets it when it is back.
+
+        A repair beyond the run's limit waits for an operator instead.
+        """
         ledger, state = self._ledger, self._state
+        if (role, kind) == (IMPLEMENTER, Kind.IMPLEMENTATION) and self._at_limit():
+            self._pause()
+            return
         if role not in state.workers:
             self._owe(role, Owed(state.round, kind))
             return
@@ -105,8 +111,8 @@ class Routing:
             self._owe(role, Owed(state.round, kind))
             ledger.handover_uncertain(role)
             return
-        if role in state.deferred:
-            self._send_run_state(role, self._render(), state.round)
+        if role in state.deferred or self.retains(role):
+            self.send_run_state(role)
         assignment = rows.Assignment(
             id=ledger.fresh_id(),
             role=role,
@@ -132,6 +138,40 @@ class Routing:
             delivery=assignment.delivery_id,
         )
         self.send(assignment)
+
+    # The limit of repair rounds (section 18).
+
+    def _repairs(self) -> int:
+        """How many rounds after the first the implementer was given."""
+        return len(
+            {
+                each.round
+                for each in self._state.assignments.values()
+                if each.role == IMPLEMENTER and each.kind == Kind.IMPLEMENTATION and each.round > 1
+            }
+        )
+
+    def _at_limit(self) -> bool:
+        state = self._state
+        return state.round > 1 and state.max_repair_rounds is not None and self._repairs() >= state.max_repair_rounds
+
+    def _pause(self) -> None:
+        """Begin no further repair before an operator says so."""
+        ledger, state = self._ledger, self._state
+        state.pending_repair_round = state.round
+        ledger.meta(policies.PENDING_REPAIR, str(state.round))
+        ledger.event("continuation_paused", "repair_round_limit", role=IMPLEMENTER, round=state.round)
+        if state.workflow != Workflow.UNCERTAIN:
+            ledger.set_workflow(Workflow.NEEDS_ATTENTION)
+            ledger.show_workflow()
+
+    def allow_repair(self) -> None:
+        """An operator wants the round that waits: the limit is one more than there were."""
+        ledger, state = self._ledger, self._state
+        state.max_repair_rounds = self._repairs() + 1
+        state.pending_repair_round = None
+        ledger.meta(policies.CONTINUATION, policies.continuation(state.max_repair_rounds))
+        ledger.meta(policies.PENDING_REPAIR, None)
 
     def send(self, assignment: rows.Assignment) -> None:
         """Send an assignment under the delivery id that it has."""
@@ -179,11 +219,14 @@ class Routing:
     # Run states.
 
     def deliver_run_state(self, roles: Iterable[str]) -> None:
-        """Give roles the newest evidence: at once, or with the next assignment of those that work or are away."""
+        """Give roles the newest evidence: at once, or with the next assignment of those that work or are away.
+
+        A role that retains its context gets it with its next assignment in any case.
+        """
         state = self._state
         text = self._render()
         for role in dict.fromkeys(roles):
-            if role not in state.roles:
+            if role not in state.roles or self.retains(role):
                 continue
             busy = state.roles[role].active_assignment_id is not None
             if role in state.deferred or busy or role not in state.workers:
@@ -194,10 +237,18 @@ class Routing:
     def replay_run_state(self, role: str) -> None:
         """What a replacement is told of the run: a run state that is due, else the one that the role had."""
         state = self._state
-        if role in state.deferred:
-            self._send_run_state(role, self._render(), state.round)
+        if role in state.deferred or self.retains(role):
+            self.send_run_state(role)
         elif role in state.delivered:
             self._send_run_state(role, state.delivered[role], state.round)
+
+    def retains(self, role: str) -> bool:
+        """Whether the role's worker keeps the context of its earlier assignments (section 18)."""
+        return self._state.settings.worker_context.get(role) == policies.RETAIN
+
+    def send_run_state(self, role: str) -> None:
+        """Send a role what is known now."""
+        self._send_run_state(role, self._render(), self._state.round)
 
     def _render(self) -> str:
         state = self._state
@@ -298,6 +349,8 @@ class Routing:
     def go_on(self) -> None:
         """An operator ended a doubt: whatever the accepted reports of this round still ask for is done now."""
         state = self._state
+        if state.pending_repair_round is not None:
+            return
         reported = {(row.role, row.kind): row for row in state.reports.values() if row.round == state.round}
         reviewed = reported.get((REVIEWER, Kind.REVIEW))
         if reviewed is not None:

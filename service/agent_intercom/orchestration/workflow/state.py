@@ -67,7 +67,10 @@ class Startup(msgspec.Struct):
 
 
 class Settings(msgspec.Struct):
-    """What does not change during a run. `report_usage` is the observer setting of section 0.2."""
+    """What does not change during a run. `report_usage` is the observer setting of section 0.2.
+
+    `worker_context` has the modes of roles for which one was chosen (section 18).
+    """
 
     session: str
     project: str
@@ -76,10 +79,14 @@ class Settings(msgspec.Struct):
     policy: Policy
     control_token: str
     report_usage: bool
+    worker_context: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class State(msgspec.Struct):
-    """A run. What is in `rows` is in the database too; the rest is memory only, but for `owed` and `sequence`.
+    """A run. What is in `rows` is in the database too, and so are `owed`, `sequence` and what is said of repair rounds.
+
+    `max_repair_rounds` is how many rounds after the first may be implemented (None: any number), `pending_repair_round`
+    the one that was not begun for that reason. The rest is memory only.
 
     `roles` are in the order of creation. `latest` is the newest accepted report per role, by acceptance; `delivered`
     the run state that a role has, `deferred` the round of the one that it is to get with its next assignment. `unread`
@@ -94,6 +101,8 @@ class State(msgspec.Struct):
     startup: Startup | None = None
     workflow: str = Workflow.STARTING
     round: int = 1
+    max_repair_rounds: int | None = None
+    pending_repair_round: int | None = None
     sequence: int = 0
     fresh_ids: int = 0
     assignments: dict[str, rows.Assignment] = msgspec.field(default_factory=dict)

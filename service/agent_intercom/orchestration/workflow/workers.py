@@ -226,11 +226,12 @@ class Workers:
         facts: dict[str, Any] = {"role": row.role, "round": state.round, "assignment": row.active_assignment_id}
         working = state.workflow in (Workflow.ACTIVE, Workflow.CONNECTING, Workflow.INITIALIZING)
         stopped = state.workflow == Workflow.NEEDS_ATTENTION
+        held = state.pending_repair_round is not None
         if row.state == RoleState.UNCERTAIN and (working or stopped):
             to, event = Workflow.UNCERTAIN, "workflow_uncertain"
         elif row.state == RoleState.WAITING and working:
             to, event = Workflow.NEEDS_ATTENTION, "workflow_needs_attention"
-        elif row.state == RoleState.ACTIVE and stopped and not self._others_wait(row):
+        elif row.state == RoleState.ACTIVE and stopped and not self._others_wait(row) and not held:
             to, event = Workflow.ACTIVE, "workflow_resumed"
         else:
             return False

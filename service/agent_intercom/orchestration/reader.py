@@ -145,7 +145,7 @@ def overview(path: str) -> Overview:
                 tuple(watched.values()),
             ),
             activations=[
-                schema._checked(row)
+                schema.checked(row)
                 for row in schema.select(db, schema.ACTIVATIONS, version, "WHERE round = ? ORDER BY role", (current,))
             ],
             admitted=db.execute(_ADMITTED).get,

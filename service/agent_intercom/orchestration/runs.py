@@ -171,19 +171,27 @@ def find(session: str, run_id: str | None, roots: Sequence[str]) -> Entry:
     raise Refusal(ERROR, "Requested coordination run is unavailable", "run")
 
 
+def at(directory: str) -> Entry:
+    """The run in a directory that somebody names. Whether it lives is not looked at."""
+    session_directory, run_id = path.split(directory)
+    root, session = path.split(session_directory)
+    entry = _read(_canonical(root), session, run_id)
+    if entry.directory != directory:
+        raise Refusal(ERROR, "the run's directory is not named by its canonical path", "directory")
+    return entry
+
+
 def live_runs(environ: Mapping[str, str]) -> Runs:
     """Every run of ours that lives, by session and newest first, wherever it lies."""
     entries: list[Entry] = []
     issues: list[Issue] = []
     for unit, directory in _live(environ).items():
-        session_directory, run_id = path.split(directory)
-        root, session = path.split(session_directory)
         try:
-            entry = _read(root, session, run_id)
-            if entry.manifest.unit != unit or entry.directory != directory:
+            entry = at(directory)
+            if entry.manifest.unit != unit:
                 raise Refusal(ERROR, "the run does not have the unit that lives for it", "unit")
         except Refusal as refusal:
-            issues.append(Issue(session, _text(refusal), directory))
+            issues.append(Issue(path.basename(path.dirname(directory)), _text(refusal), directory))
         else:
             entries.append(entry._replace(unit=unit))
     entries.sort(key=lambda entry: entry.run_id, reverse=True)

@@ -293,7 +293,7 @@ def load(db: apsw.Connection, version: int) -> rows.Retained:
         commands=select(db, COMMANDS, version),
         events=select(db, EVENTS, version),
         guardrails=select(db, GUARDRAILS, version),
-        activations=[_checked(row) for row in select(db, ACTIVATIONS, version)],
+        activations=[checked(row) for row in select(db, ACTIVATIONS, version)],
     )
 
 
@@ -338,7 +338,7 @@ def _fields(row: type[msgspec.Struct], values: dict[str, Any]) -> dict[str, Any]
     return values
 
 
-def _checked(row: rows.Activation) -> rows.Activation:
+def checked(row: rows.Activation) -> rows.Activation:
     """`row`, if it may be one (section 5.4)."""
     if (
         row.decision not in ("run", "skipped")

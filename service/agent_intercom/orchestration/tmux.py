@@ -22,7 +22,7 @@ _FORMAT: Final = f"#{{session_name}}\t#{{window_name}}\t#{{{_OPTION}}}"
 def hosted(environ: Mapping[str, str]) -> dict[str, str]:
     """From the directory of every run that a server of tmux hosts to the session that it is in."""
     found = {}
-    for line in _asked(["list-windows", "-a", "-F", _FORMAT], environ).splitlines():
+    for line in _asked(["list-windows", "-a", "-F", _FORMAT], environ).split("\n"):
         session, _, rest = line.partition("\t")
         window, _, directory = rest.partition("\t")
         if window == _WINDOW and path.isabs(directory):

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`list`, `status`, `events` and `usage`: what runs are doing and did (orchestration spec, section 11.3).
+
+Everything comes from the runs' files, of live runs as of retained ones; no broker is connected to. Only `status` asks
+the service manager, for the units of the one live run that it is about, and does without its answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agent_intercom.cli.orchestrate import standing, telling
+from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
+from agent_intercom.orchestration import places, reader, runs, runtime, snapshot
+from agent_intercom.orchestration.contract import Workflow
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.tui.view import count, words
+
+LEGACY: Final = "legacy-run"
+BUSY: Final = "temporarily-unavailable"
+AVAILABLE: Final = "available"
+MAX_FILES: Final = 100
+
+_ENDED: Final = "ended"
+_IN_TMUX: Final = "in tmux"
+
+
+def list_runs(options: argparse.Namespace) -> Answer:
+    """`list`: the runs that live; with `--all`, also those that have ended."""
+    live = runs.live_runs(os.environ)
+    entries, issues = list(live.entries), list(live.issues)
+    known = {entry.directory for entry in entries} | {issue.directory for issue in issues}
+    hosted = runs.tmux_runs(os.environ)
+    total, truncated = len(known), False
+    if options.all:
+        retained = runs.newest(places.roots(os.environ))
+        entries += [entry for entry in retained.entries if entry.directory not in known]
+        issues += [issue for issue in retained.issues if issue.directory not in known]
+        truncated = retained.truncated
+        total = max(retained.total, len(entries) + len(issues))
+    for directory in sorted(hosted.keys() - {entry.directory for entry in entries}):
+        try:
+            entries.append(runs.at(directory))
+        except Refusal as refusal:
+            issues.append(runs.Issue(hosted[directory], refusal.text, directory))
+        total += 1
+    shown: list[JsonObject] = []
+    rows: list[Sequence[str]] = []
+    for entry in entries[: runs.MAX_ITEMS]:
+        data, row = _listed(entry, hosted)
+        shown.append(data)
+        rows.append(row)
+    for issue in issues[: runs.MAX_ITEMS - len(shown)]:
+        shown.append(_issue(issue))
+        rows.append((issue.name, os.path.basename(issue.directory), "unreadable", "", "", "", issue.text, ""))
+    truncated = truncated or len(shown) < len(entries) + len(issues)
+    data = {"sessions": shown, "truncated": truncated, "total_sessions": total}
+    return Answer(data, telling.list_lines(rows, options.all, options.program, total))
+
+
+def status(options: argparse.Namespace) -> Answer:
+    """`status`: where a run stands, whether it lives or not."""
+    entry = _found(options)
+    overview, availability = _overview(entry)
+    shown = None if overview is None else snapshot.broker(overview)
+    lives = entry.unit is not None or runs.in_tmux(entry, os.environ)
+    broker_unit, workers = _units(entry)
+    waiting = standing.awaited(shown, overview) if shown and overview and lives else []
+    ready = shown is not None and shown["workflow"]["state"] == Workflow.READY
+    steps: list[JsonObject] = []
+    if entry.unit is not None:
+        steps = list(standing.steps(waiting, entry.session, options.program, ready, os.urandom(16).hex()))
+    files, more_files = _files(entry.directory)
+    by_role = {} if shown is None else {row["role"]: row for row in shown["roles"]}
+    rpc = {"rpc_state": None, "rpc_registry": None} if snapshot.transport(entry.manifest) == "rpc" else {}
+    data: JsonObject = {
+        "session": entry.session,
+        "run_id": entry.run_id,
+        "created_at": entry.manifest.created_at,
+        **snapshot.provenance(entry.manifest),
+        "paths": {**snapshot.paths(entry.manifest), "observer_socket": _socket(entry)},
+        "roles": [
+            {**role, "broker_state": by_role.get(role["name"]), **rpc} for role in snapshot.role_objects(entry.manifest)
+        ],
+        "panes": [],
+        "broker": shown,
+        "files": files,
+        "truncated": {"panes": False, "files": more_files},
+        "availability": availability,
+        "host": entry.host,
+        "unit": entry.unit,
+        "live": lives,
+        "broker_unit": broker_unit,
+        "workers": workers,
+        "budget_exceeded": _over_budget(shown),
+        "awaited": [each._asdict() for each in waiting],
+        "next": steps,
+    }
+    return Answer(data, telling.status_lines(data, overview, waiting, int(time.time() * 1000)))
+
+
+def events(options: argparse.Namespace) -> Answer:
+    """`events`: what has happened in a run, of all roles and of none, or of some roles only."""
+    entry = _found(options)
+    for role in options.role:
+        if role not in entry.manifest.roles:
+            raise CommandFailure(
+                "invalid_arguments", f"the run has no {role}", f"It has {', '.join(sorted(entry.manifest.roles))}."
+            )
+    streams: list[str | None] = list(dict.fromkeys(options.role)) or [*sorted(entry.manifest.roles), None]
+    if entry.manifest.coordination is None:
+        raise CommandFailure("orchestration_error", "the run is too old to have events of a broker")
+    found = reader.event_pages(entry.database, dict.fromkeys(streams, options.after), options.limit)
+    together = sorted((each for page in found.pages.values() for each in page.events), key=lambda each: each.sequence)
+    page = together[: options.limit]
+    truncated = len(together) > len(page) or any(each.truncated for each in found.pages.values())
+    data: JsonObject = {
+        "session": entry.session,
+        "run_id": entry.run_id,
+        "roles": options.role,
+        "events": [_fields(each) for each in page],
+        "cursor": {
+            "after": options.after,
+            "next": page[-1].sequence if page else options.after,
+            "earliest_retained": found.earliest,
+            "latest": found.latest,
+            "gap": found.earliest > options.after + 1,
+            "truncated": truncated,
+        },
+        "paths": snapshot.paths(entry.manifest),
+    }
+    return Answer(data, telling.event_lines(data, options.program))
+
+
+def usage(options: argparse.Namespace) -> Answer:
+    """`usage`: what providers reported of each role and of the newest assignments."""
+    from agent_intercom.orchestration import supervisor
+
+    entry = _found(options)
+    data = supervisor.usage(entry, options.limit)
+    return Answer(data, telling.usage_lines(data))
+
+
+def _found(options: argparse.Namespace) -> runs.Entry:
+    """The run that is meant. Raises CommandFailure with the way out."""
+    try:
+        return runs.resolve(options.session, os.getcwd(), os.environ, False, options.run)
+    except Refusal as refusal:
+        hint = f"See `{options.program} list --all`, or start one: `{options.program} start --help`."
+        raise CommandFailure(refusal.code, refusal.text, hint) from refusal
+
+
+def _overview(entry: runs.Entry) -> tuple[reader.Overview | None, str]:
+    """Where a run stands, and whether that could be read. Raises Refusal for a database that is not as it must be."""
+    if entry.manifest.coordination is None:
+        return None, LEGACY
+    try:
+        return reader.overview(entry.database), AVAILABLE
+    except Refusal as refusal:
+        if reader.is_busy(refusal):
+            return None, BUSY
+        raise
+
+
+def _listed(entry: runs.Entry, hosted: Mapping[str, str]) -> tuple[JsonObject, Sequence[str]]:
+    """A run as an item of a list, and as a row of a table."""
+    in_tmux = entry.host == "tmux" and hosted.get(entry.directory) == entry.session
+    lives = entry.unit is not None or in_tmux
+    cells = ("", "", "", "")
+    try:
+        overview, reason = _overview(entry)
+        dashboard = snapshot.no_dashboard(reason) if overview is None else snapshot.dashboard(overview)
+        if overview is not None:
+            cells = _cells(overview, dashboard, lives)
+    except Refusal:
+        dashboard, reason = snapshot.no_dashboard(BUSY), "unreadable"
+    state, round_, tokens, now = cells
+    if not dashboard["available"]:
+        state = words(reason)
+    life = "" if entry.unit is not None else _IN_TMUX if in_tmux else _ENDED
+    manifest = entry.manifest
+    data: JsonObject = {
+        "session": entry.session,
+        "valid": True,
+        **snapshot.provenance(manifest),
+        "dashboard": dashboard,
+        "roles": snapshot.role_objects(manifest),
+        "paths": snapshot.paths(manifest),
+        "run_id": entry.run_id,
+        "live": lives,
+        "host": entry.host,
+        "unit": entry.unit,
+    }
+    workers = dashboard["roles"] if dashboard["available"] and lives else None
+    up = "" if workers is None else f"{workers['connected']}/{workers['total']}"
+    state = f"{state}, {life}" if life else state
+    return data, (entry.session, entry.run_id, state, round_, up, tokens, now, manifest.project)
+
+
+def _cells(overview: reader.Overview, dashboard: JsonObject, lives: bool) -> tuple[str, str, str, str]:
+    """State, round, tokens, and who has to do what."""
+    shown = snapshot.broker(overview)
+    tokens = count(dashboard["usage"]["operational_tokens"])
+    if _over_budget(shown):
+        tokens += "!"
+    now = "; ".join(each.short for each in standing.awaited(shown, overview)) if lives else ""
+    return words(dashboard["workflow"]["state"]), str(dashboard["workflow"]["round"]), tokens, now
+
+
+def _issue(issue: runs.Issue) -> JsonObject:
+    return {
+        "session": issue.name,
+        "valid": False,
+        "project": None,
+        "roles": [],
+        "paths": {"coordination": issue.directory},
+        "error": {"code": runs.ERROR, "message": issue.text},
+    }
+
+
+def _units(entry: runs.Entry) -> tuple[JsonObject | None, list[JsonObject] | None]:
+    """The broker's and the workers' units of a live run; None where there is none, or nobody tells."""
+    if entry.unit is None:
+        return None, None
+    from agent_intercom.host.manager import Manager, ManagerError
+    from agent_intercom.orchestration import hosting
+
+    try:
+        with Manager() as manager:
+            broker = hosting.broker(manager, entry.unit)
+            workers = hosting.workers(manager, entry.unit)
+    except ManagerError:
+        return None, None
+    return None if broker is None else broker._asdict(), [worker._asdict() for worker in workers]
+
+
+def _socket(entry: runs.Entry) -> str | None:
+    """Where observers connect to; None where nobody listens, or another program's broker does."""
+    return None if entry.unit is None else runtime.socket_path(runtime.runtime_dir(os.environ), entry.unit)
+
+
+def _files(directory: str) -> tuple[list[str], bool]:
+    """The names in a run's directory, and whether there are more than are listed."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return [], False
+    return names[:MAX_FILES], len(names) > MAX_FILES
+
+
+def _over_budget(shown: Mapping[str, Any] | None) -> list[str]:
+    """Whose tokens are over their soft budget: `run`, and roles."""
+    if shown is None:
+        return []
+    run = ["run"] if shown["usage"]["soft_total_budget_exceeded"] else []
+    return run + [row["role"] for row in shown["roles"] if row["soft_budget_exceeded"]]
+
+
+def _fields(event: Any) -> JsonObject:
+    return {name: getattr(event, name) for name in event.__struct_fields__}

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `list`, `status`, `events` and `usage` print for a person. Pure: lines out of the data of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from agent_intercom.cli.orchestrate.standing import Awaited, ago
+from agent_intercom.cli.output import printable, table
+from agent_intercom.orchestration.reader import Overview
+from agent_intercom.tui.view import count, moment, words
+
+_LIST: Final = ("SESSION", "RUN", "STATE", "ROUND", "WORKERS", "TOKENS", "NOW", "PROJECT")
+_ROLES: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", "TOKENS", "CONTEXT", "MODEL")
+_EVENTS: Final = ("NUMBER", "TIME", "ROLE", "EVENT", "ROUND", "STATUS")
+_USED: Final = ("CALLS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOGETHER", "COST")
+_UNTOLD: Final = "-"
+
+_WHY: Final = {
+    "legacy-run": "The run is of a time before brokers: nothing more is known of it.",
+    "unavailable_legacy_coordination": "The run is of a time before brokers: nothing was counted.",
+    "temporarily-unavailable": "Its database is being written just now; try again.",
+}
+
+
+def list_lines(rows: Sequence[Sequence[str]], everything: bool, program: str, total: int) -> Iterator[str]:
+    """The table of runs."""
+    if not rows:
+        more = "" if everything else f" `{program} list --all` shows those that have ended."
+        yield ("No runs." if everything else "No runs live.") + more
+        return
+    yield from table(_LIST, rows)
+    if total > len(rows):
+        yield f"({total - len(rows)} more, which are older)"
+
+
+def status_lines(
+    data: Mapping[str, Any], overview: Overview | None, waiting: Sequence[Awaited], now_ms: int
+) -> Iterator[str]:
+    """Where a run stands, who works or waits, and what to do next."""
+    yield f"run: {data['session']}, {data['run_id']}, {_life(data, now_ms)}"
+    yield f"project: {printable(data['project'])}"
+    profile = data["execution_profile"]["name"]
+    if profile:
+        yield f"profile: {profile} ({data['execution_profile']['source']})"
+    shown = data["broker"]
+    if shown is None or overview is None:
+        yield f"state: {_WHY[data['availability']]}"
+        yield from table(("ROLE", "MODEL"), [(role["name"], _model(role)) for role in data["roles"]])
+        return
+    workflow, used = shown["workflow"], shown["usage"]
+    since = ago(workflow["updated_at"], now_ms)
+    changed = f", last changed {since} ago" if since else ""
+    flow = f"round {workflow['round']}, {words(workflow['implementation_flow'])} flow"
+    yield f"state: {words(workflow['state'])}, {flow}{changed}"
+    yield from _unit_lines(data)
+    limit = f" of {count(used['soft_total_tokens'])}" if used["soft_total_tokens"] else ""
+    cost = sum(role["cost_total"] for role in shown["roles"])
+    yield f"tokens: {count(used['total_tokens'])}{limit}, {_number(used['provider_calls'])} calls, cost {cost:.4f}"
+    if data["budget_exceeded"]:
+        yield f"over budget: {', '.join(data['budget_exceeded'])} (nothing is stopped by it)"
+    yield from _round_lines(shown)
+    rows = [_role(role, shown, overview, now_ms) for role in data["roles"]]
+    yield from table(_ROLES, rows)
+    for each in waiting:
+        yield f"awaited: {each.phrase}"
+    for step in data["next"]:
+        yield f"next: {step['why']}: {step['command']}"
+
+
+def event_lines(data: Mapping[str, Any], program: str) -> Iterator[str]:
+    """Events, oldest first."""
+    cursor = data["cursor"]
+    if cursor["gap"]:
+        yield f"(events before {cursor['earliest_retained']} are not retained)"
+    if not data["events"]:
+        yield "No events."
+        return
+    yield from table(
+        _EVENTS,
+        [
+            (
+                str(event["sequence"]),
+                f"{event['timestamp'][:10]} {moment(event['timestamp'])}",
+                event["role"] or _UNTOLD,
+                words(event["event"]),
+                _number(event["round"]),
+                words(event["status"]),
+            )
+            for event in data["events"]
+        ],
+    )
+    if cursor["truncated"]:
+        roles = "".join(f" --role {role}" for role in data["roles"])
+        yield f"(more: {program} events {data['session']} --run {data['run_id']}{roles} --after {cursor['next']})"
+
+
+def usage_lines(data: Mapping[str, Any]) -> Iterator[str]:
+    """What roles and assignments used."""
+    yield f"run: {data['session']}, {data['run_id']}"
+    if not data["available"]:
+        yield f"usage: {_WHY[data['availability']]}"
+        return
+    rows = [
+        (role["role"], *_used(role["cumulative"]), _percent(role["cumulative"]["context_percent"]))
+        for role in data["roles"]
+    ]
+    yield from table(
+        ("ROLE", *_USED, "CONTEXT"), [*rows, ("all", *_used(data["cumulative"]), "")] if len(rows) > 1 else rows
+    )
+    found = [(role["role"], each) for role in data["roles"] for each in role["assignments"]]
+    if not found:
+        yield "No assignment has been reported yet."
+        return
+    found.sort(key=lambda one: (one[1]["round"], one[0]))
+    yield ""
+    nothing = (_UNTOLD,) * (len(_USED) + 1)
+    rows = []
+    for role, each in found:
+        used = each["usage"]
+        cells = nothing if used is None else (*_used(used), _number(used["peak_context_tokens"]))
+        rows.append((str(each["round"]), role, words(each["kind"]), *cells))
+    yield from table(("ROUND", "ROLE", "KIND", *_USED, "PEAK CONTEXT"), rows)
+    if data["truncated"]:
+        yield f"(the newest {data['limit']} assignments; there are more)"
+    yield "What providers reported; a dash is what they did not. The cost is no invoice."
+
+
+def _life(data: Mapping[str, Any], now_ms: int) -> str:
+    since = ago(data["created_at"], now_ms)
+    started = f", started {since} ago" if since else ""
+    if data["unit"] is not None:
+        return f"lives{started}"
+    if data["live"]:
+        return f"lives in tmux, under the program that started it{started}"
+    return f"has ended{started}"
+
+
+def _unit_lines(data: Mapping[str, Any]) -> Iterator[str]:
+    """What the service manager says that the database does not."""
+    broker = data["broker_unit"]
+    if broker is not None:
+        text = f" ({printable(broker['status_text'])})" if broker["status_text"] else ""
+        if broker["active"] == "failed":
+            yield f"broker: failed, {printable(broker['result'])}{text}"
+        elif broker["active"] == "active":
+            yield f"broker: runs{text}"
+        else:
+            yield f"broker: {printable(broker['active'])}; the first worker that connects starts it"
+    for worker in data["workers"] or ():
+        if worker["active"] in {"failed", "inactive"}:
+            text = f": {printable(worker['status_text'])}" if worker["status_text"] else ""
+            yield f"worker: {worker['role']} {worker['active']}, {printable(worker['result'])}{text}"
+
+
+def _round_lines(shown: Mapping[str, Any]) -> Iterator[str]:
+    """What was decided for this round, and what was crossed in it."""
+    limit = (shown["workflow"].get("continuation") or {}).get("max_repair_rounds")
+    if limit is not None:
+        yield f"repair rounds: {shown['workflow']['continuation']['admitted_repair_rounds']} of {limit}"
+    for each in shown["specialist_activations"]:
+        forced = ", forced" if each["forced"] else ""
+        verb = "takes part" if each["decision"] == "run" else "skips this round"
+        yield f"{printable(each['role'])}: {verb} ({printable(each['rule_id'])}{forced})"
+    for role in shown["roles"]:
+        for fact in role["assignment_guardrails"]:
+            what = f"{words(printable(fact['metric']))} {fact['observed']:g} of {fact['threshold']:g}"
+            yield f"guardrail: {role['role']}, {printable(fact['level'])}: {what} (nothing is stopped by it)"
+
+
+def _role(role: Mapping[str, Any], shown: Mapping[str, Any], overview: Overview, now_ms: int) -> Sequence[str]:
+    """A role as a row of the table."""
+    row = next((each for each in shown["roles"] if each["role"] == role["name"]), None)
+    if row is None:
+        return (role["name"], *(_UNTOLD,) * (len(_ROLES) - 2), _model(role))
+    assignment, active = row["assignment"], overview.active.get(role["name"])
+    work = _UNTOLD if assignment is None else f"{words(assignment['kind'])} r{assignment['round']}"
+    if assignment is not None and assignment["state"] not in {"accepted", "completed"}:
+        work += f", {assignment['state']}"
+    report = overview.reports.get(role["name"])
+    last = _UNTOLD if report is None else f"{words(report.verdict or report.kind)} r{report.round}"
+    soft = shown["usage"]["soft_role_tokens"]
+    tokens = count(row["total_tokens"]) + (f" of {count(soft)}" if soft else "")
+    return (
+        role["name"],
+        f"{'up' if row['connected'] else 'away'}, g{row['generation']}",
+        words(row["state"]) + (f", {words(row['activity'])}" if row["activity"] and active else ""),
+        work,
+        ago(active.created_at, now_ms) if active else "",
+        last,
+        tokens + ("!" if row["soft_budget_exceeded"] else ""),
+        _percent(row["context_percent"]),
+        _model(role),
+    )
+
+
+def _model(role: Mapping[str, Any]) -> str:
+    return f"{role['provider']}/{role['model']} {role['thinking']}"
+
+
+def _used(used: Mapping[str, Any]) -> tuple[str, ...]:
+    names = (
+        "provider_calls",
+        "input_tokens",
+        "output_tokens",
+        "cache_read_tokens",
+        "cache_write_tokens",
+        "operational_tokens",
+    )
+    return (*(_number(used[name]) for name in names), f"{used['cost_total']:.4f}")
+
+
+def _number(value: int | None) -> str:
+    return _UNTOLD if value is None else f"{value:,}"
+
+
+def _percent(value: float | None) -> str:
+    return _UNTOLD if value is None else f"{value:.0f}%"

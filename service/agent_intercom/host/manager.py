@@ -107,8 +107,11 @@ class Manager:
 
     def version(self) -> str:
         """What systemd calls its version, such as `257.9-1~deb13u1`."""
-        body = self._call(_PATH, _PROPERTIES, "Get", "ss", _MANAGER, "Version")
-        return str(body[0][1])
+        return self._property("Version")
+
+    def control_group(self) -> str:
+        """The control group that everything of the manager is in, such as `/user.slice/.../user@1000.service`."""
+        return self._property("ControlGroup")
 
     def unit(self, name: str, kind: str) -> dict[str, Any] | None:
         """Properties of the unit `name` by their D-Bus names, those of `kind` (`Socket`, `Service`) included.
@@ -212,6 +215,9 @@ class Manager:
             raise JobFailed(unit, str(result))
 
     # Messages.
+
+    def _property(self, name: str) -> str:
+        return str(self._call(_PATH, _PROPERTIES, "Get", "ss", _MANAGER, name)[0][1])
 
     def _call(self, path: str, interface: str, member: str, signature: str, *arguments: Any) -> tuple[Any, ...]:
         return self._ask(_NAME, path, interface, member, signature, arguments)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final
 
-from agent_intercom.orchestration import budget
+from agent_intercom.orchestration import budget, policies
 
 PI: Final = "pi"
 EXTERNAL: Final = "external"
@@ -24,16 +24,11 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {PI: (PROGRAM, BRIDGE), EXTERNA
 
 BRIDGE_FILE: Final = "orchestrator-worker.js"
 
-PRUNE: Final = "prune"
-RETAIN: Final = "retain"
-CONTEXT_MODES: Final = frozenset({PRUNE, RETAIN})
-"""What a worker keeps of its conversation when an assignment begins: little, or all of it."""
-
 REPORT_TOOL: Final = "orchestrator_report"
 WRITER_TOOLS: Final = "read,bash,edit,write,grep,find,ls"
 
 _PREFIX: Final = "PI_TMUX_ORCHESTRATOR_"
-_REMOVED: Final = ("PI_TMUX_CONTROLLER", "PI_TMUX_CONTROLLER_HOME")
+_REMOVED: Final = (_PREFIX, "PI_TMUX_CONTROLLER")
 
 
 def arguments(
@@ -76,13 +71,14 @@ def environment(
     socket: str,
     generation: int,
     policy: budget.Policy,
-    context_mode: str = PRUNE,
+    context_mode: str = policies.PRUNE,
 ) -> dict[str, str]:
     """The environment of Pi as a worker: `inherited`, which is what the run was given, and what the bridge reads.
 
-    Whatever `inherited` says of another run's worker or of a controller is left out.
+    `context_mode` is one of `policies.CONTEXT_MODES`. Whatever `inherited` says of another run's worker or of a
+    controller is left out.
     """
-    made = {name: value for name, value in inherited.items() if name not in _REMOVED and not name.startswith(_PREFIX)}
+    made = {name: value for name, value in inherited.items() if not name.startswith(_REMOVED)}
     return made | {
         f"{_PREFIX}ROLE": role,
         f"{_PREFIX}TOKEN": token,

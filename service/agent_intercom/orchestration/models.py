@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration import harness
 
 TIMEOUT_S: Final = 20.0
 """For all questions together: whoever called waits, and what calls the caller waits for thirty seconds."""
 
 PI: Final = "pi"
+"""The program, where nobody says which."""
 
 
 class Worker(Protocol):
@@ -57,7 +58,7 @@ def check(
     answers = []
     for role, worker in roles.items():
         provider, model = worker.provider, worker.model
-        if worker.harness != PI:
+        if worker.harness != harness.PI:
             answers.append(ModelCheck(role, provider, model, None, f"harness {worker.harness} is not asked"))
             continue
         if provider not in listed:
@@ -70,15 +71,6 @@ def check(
         else:
             answers.append(ModelCheck(role, provider, model, False, f"`{program}` does not list {provider}/{model}"))
     return answers
-
-
-def require(checks: Sequence[ModelCheck]) -> None:
-    """Raise Refusal `orchestration_error`, the role as its field, for the first model that is not available."""
-    for one in checks:
-        if one.available is False:
-            way_out = "Log in to the provider, choose another model, or pass --skip-model-check"
-            text = f"{one.role} model unavailable: {one.provider}/{one.model}: {one.detail}. {way_out}"
-            raise Refusal("orchestration_error", text, one.role)
 
 
 def parse(output: str) -> frozenset[tuple[str, str]]:

@@ -28,6 +28,7 @@ from agent_intercom.orchestration.config.shapes import (
     Problem,
 )
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.harness import BRIDGE_FILE
 
 OFF = "off"
 """What takes an inherited threshold away in a file that cannot say null."""
@@ -63,6 +64,7 @@ def examine(environ: Mapping[str, str], project: str | None = None) -> Examined:
         return Examined(None, (), [Problem(error.field, "", error.text.removeprefix(f"{error.field} "))])
     own, keys, own_present, found = _read_own(own_file, project)
     problems += found
+    problems += _check_bridge(own, own_file)
     variable, found = model.profile_variable(environ)
     problems += found
 
@@ -169,6 +171,14 @@ def _check_policy(
         ours = [(f"projects[{index}]", one.directory) for index, one in enumerate(own.projects)]
         found += _check_directories(own_file, ours)
     return found
+
+
+def _check_bridge(own: model.OrchestrateFile, file: str) -> list[Problem]:
+    """Another bridge than the one that is named would be a surprise."""
+    bridge = own.harness.pi.bridge
+    if bridge is None or path.isfile(bridge):
+        return []
+    return [Problem(file, "harness.pi.bridge", f"must be a file that is there: {BRIDGE_FILE} of the Pi package")]
 
 
 def _check_directories(file: str, projects: Iterable[tuple[str, str]]) -> list[Problem]:

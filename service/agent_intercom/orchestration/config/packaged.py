@@ -5,14 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent_intercom.orchestration.contract import (
-    DJANGO,
-    IMPLEMENTER,
-    PLAYWRIGHT,
-    PROBE,
-    REVIEWER,
-    Flow,
-)
+from agent_intercom.orchestration import harness
+from agent_intercom.orchestration.contract import DJANGO, IMPLEMENTER, PLAYWRIGHT, PROBE, REVIEWER, Flow
 
 MODELS: Final = {
     IMPLEMENTER: ("openai-codex", "gpt-5.6-sol"),
@@ -34,10 +28,7 @@ DEFAULT_PROFILE: Final = "thorough"
 FLOW: Final = Flow.SINGLE
 FLOWS: Final = (Flow.SINGLE, Flow.PHASED)
 
-PI: Final = "pi"
-EXTERNAL: Final = "external"
-HARNESSES: Final = (PI, EXTERNAL)
-"""What runs a worker: the agent `pi`, started by us, or somebody else who starts it and finds socket and token."""
+HARNESS: Final = harness.PI
 
 THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from agent_intercom.orchestration import activation, budget, contract, manifest
+from agent_intercom.orchestration import activation, budget, contract, harness, manifest
 from agent_intercom.orchestration.config import packaged
 from agent_intercom.orchestration.config.shapes import (
     INVALID,
@@ -94,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `roles` are in the order of creation, `forced` and `specialists` in the order in which specialists are decided on.
     `budget_policy` is merged. `sources` holds a Source for `profile`, `flow`, `specialists`, `workspace_capsule`,
-    `budget.enforcement` and every threshold (`budget.warning.run.cost_total`).
+    `budget.enforcement` and every threshold (`budget.warning.run.cost_total`) that somebody set or took away.
     """
 
     roles: Mapping[str, PlannedRole]
@@ -127,9 +127,8 @@ def plan(configuration: Configuration, asked: Asked) -> Plan:
     models = configuration.models
     matched = next((one for one in models.projects if one.directory == asked.project), None)
     project = matched or Project(key="", directory="")
-    if project.custom_roles and asked.project_custom_roles:
-        rule = "custom roles do not exist here; take them out, or pass --no-project-custom-roles"
-        raise Problem(models.file, f"{project.key}.customRoles", rule).refusal()
+    if asked.project_custom_roles and (problem := custom_roles(models, asked.project)) is not None:
+        raise problem.refusal()
     _check_flags(asked)
     profile, thinking, profile_source = _profile(configuration, project, asked)
     specialists, specialists_source = _specialists(models, project, asked)
@@ -169,6 +168,15 @@ def plan(configuration: Configuration, asked: Asked) -> Plan:
         dropped=configuration.dropped,
         retention=configuration.retention,
     )
+
+
+def custom_roles(models: Models, project: str) -> Problem | None:
+    """What is wrong where custom roles are configured for a project: this program has none."""
+    for one in models.projects:
+        if one.directory == project and one.custom_roles:
+            rule = "there are no custom roles; take them out, or pass --no-project-custom-roles"
+            return Problem(models.file, f"{one.key}.customRoles", rule)
+    return None
 
 
 def known_profiles(models: Models) -> list[str]:
@@ -242,12 +250,12 @@ def _role(
         (thinking[role], Source("profile", where, f"profiles.{profile.name}.{role}")),
         default="",
     )
-    harness, harness_source = _harness(role, configuration, asked)
+    chosen, harness_source = _harness(role, configuration, asked)
     return PlannedRole(
         provider=provider,
         model=model,
         thinking=level,
-        harness=harness,
+        harness=chosen,
         sources={
             "provider": provider_source,
             "model": model_source,
@@ -279,7 +287,7 @@ def _harness(role: str, configuration: Configuration, asked: Asked) -> tuple[str
         *of_project,
         (found.roles.get(role), Source("role", file, f"roles.{role}.harness")),
         (found.default, Source("defaults", file, "defaults.harness")),
-        default=packaged.PI,
+        default=packaged.HARNESS,
     )
 
 
@@ -305,10 +313,6 @@ def _budget(configuration: Configuration, asked: Asked) -> tuple[budget.Policy, 
     found = configuration.budget
     layers = [(budget.PACKAGED, PACKAGED)]
     if found.policy is not None:
-        try:
-            budget.merge(budget.PACKAGED, found.policy)
-        except Refusal as error:
-            raise Problem(found.file, _joined(found.key, error.field), _rule(error)).refusal() from error
         layers.append((found.policy, Source("user", found.file, found.key)))
     try:
         flags = budget.overrides(asked.budget_overrides, asked.budget_enforcement)
@@ -320,10 +324,8 @@ def _budget(configuration: Configuration, asked: Asked) -> tuple[budget.Policy, 
     for policy, source in layers:
         if policy.enforcement is not None:
             sources["budget.enforcement"] = _at(source, "enforcement", "--budget-enforcement")
-        for key, value in thresholds(policy):
+        for key, _ in thresholds(policy):
             sources[f"budget.{key}"] = _at(source, key, f"--budget-override {key}")
-            if value is None:
-                del sources[f"budget.{key}"]
     return merged, sources
 
 
@@ -368,9 +370,9 @@ def _check_flags(asked: Asked) -> None:
                 _one_of(value, packaged.THINKING, flag)
             elif (fault := name_fault(value)) is not None:
                 raise Refusal(INVALID_ARGUMENTS, f"{flag} {fault}", flag)
-    for role, harness in asked.harness.items():
+    for role, name in asked.harness.items():
         _one_of(role, contract.ROLES, "--harness")
-        _one_of(harness, packaged.HARNESSES, "--harness")
+        _one_of(name, sorted(harness.HARNESSES), "--harness")
     if asked.flow is not None:
         _one_of(asked.flow, packaged.FLOWS, "--implementation-flow")
     for role in asked.specialists:
@@ -405,8 +407,3 @@ def _specialist_flag(role: str, wanted: bool) -> str:
 
 def _joined(*parts: str) -> str:
     return ".".join(part for part in parts if part)
-
-
-def _rule(error: Refusal) -> str:
-    """What a refusal of the budget says, without the field, which the key says."""
-    return error.text.removeprefix(f"Budget {error.field} ").removeprefix("Budget ")

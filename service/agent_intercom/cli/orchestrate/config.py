@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`config check` and `config show`: what is configured for a project, where each value comes from, what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from os import path
+from typing import Any, NamedTuple
+
+from agent_intercom.cli import output
+from agent_intercom.cli.orchestrate.answer import ERROR, Answer, JsonObject, usage
+from agent_intercom.orchestration import places
+from agent_intercom.orchestration.config.load import Examined, examine
+from agent_intercom.orchestration.config.plan import PACKAGED, Asked, Plan, Source, custom_roles, plan, thresholds
+from agent_intercom.orchestration.config.shapes import ORCHESTRATE, Configuration, File, Problem
+from agent_intercom.orchestration.contract import SPECIALISTS
+from agent_intercom.orchestration.errors import Refusal
+
+
+class Setting(NamedTuple):
+    """The value of one setting as JSON has it, and where it comes from."""
+
+    value: Any
+    source: Source
+
+
+def check(options: argparse.Namespace) -> Answer:
+    """`config check`: every fault of the files and variables that count for a project."""
+    project = _project(options.project)
+    found, problems = _examined(project)
+    if problems:
+        return _failed(found, problems)
+    settings = _settings(found.configuration, project)
+    counted = [file.path for file in found.files if file.counted]
+    lines = [f"ok ({', '.join(map(output.printable, counted)) or 'nothing is configured'})"]
+    lines += [f"{output.printable(file.path)} does not count: {_instead(file)}" for file in _passed_over(found)]
+    return Answer(_data(found, settings, []), lines)
+
+
+def show(options: argparse.Namespace) -> Answer:
+    """`config show`: every setting as a start in a project would use it. With faults there is nothing to show."""
+    project = _project(options.project)
+    found, problems = _examined(project)
+    if problems:
+        return _failed(found, problems)
+    settings = _settings(found.configuration, project)
+    return Answer(_data(found, settings, []), _lines(found, settings, project))
+
+
+def _project(directory: str | None) -> str:
+    project = path.realpath(directory or os.getcwd())
+    if not path.isdir(project):
+        raise usage("--project is not a directory that is there")
+    return project
+
+
+def _examined(project: str) -> tuple[Examined, list[Problem]]:
+    found = examine(os.environ, project)
+    problems = list(found.problems)
+    if found.configuration is not None and (problem := custom_roles(found.configuration.models, project)) is not None:
+        problems.append(problem)
+    try:
+        places.state_root(os.environ)
+    except Refusal as refusal:
+        problems.append(Problem(refusal.field, "", refusal.text.removeprefix(f"{refusal.field} ")))
+    return found, problems
+
+
+def _failed(found: Examined, problems: list[Problem]) -> Answer:
+    count = "1 fault" if len(problems) == 1 else f"{len(problems)} faults"
+    text = f"{count} in the settings; no run starts before that is put right"
+    lines = [output.printable(problem.text) for problem in problems]
+    return Answer(_data(found, {}, problems), lines, (ERROR, text))
+
+
+def _data(found: Examined, settings: dict[str, Setting], problems: list[Problem]) -> JsonObject:
+    return {
+        "files": [
+            {"path": file.path, "kind": file.kind, "present": file.present, "counted": list(file.counted)}
+            for file in found.files
+        ],
+        "settings": {key: {"value": one.value, "source": one.source.text} for key, one in settings.items()},
+        "problems": [problem._asdict() for problem in problems],
+    }
+
+
+def _settings(configuration: Configuration | None, project: str) -> dict[str, Setting]:
+    if configuration is None:
+        return {}
+    made = plan(configuration, Asked(project=project, project_custom_roles=False))
+    of_all = plan(
+        configuration, Asked(project=project, project_custom_roles=False, specialists=dict.fromkeys(SPECIALISTS, True))
+    )
+    settings = {
+        "runs": Setting(places.state_root(os.environ), _root_source()),
+        "profile": Setting(made.profile.name, made.sources["profile"]),
+        "implementation_flow": Setting(made.flow, made.sources["flow"]),
+        "specialists": Setting(list(made.specialists), made.sources["specialists"]),
+        "workspace_capsule": Setting(made.workspace_capsule, made.sources["workspace_capsule"]),
+    }
+    for role, worker in of_all.roles.items():
+        for key in ("provider", "model", "thinking", "harness"):
+            settings[f"roles.{role}.{key}"] = Setting(getattr(worker, key), worker.sources[key])
+    settings |= _budget(made)
+    own: dict[str, Any] = {
+        "harness.pi.command": made.pi_command,
+        "harness.pi.bridge": made.pi_bridge,
+        "environment.pass": list(made.passed),
+        "environment.drop": list(made.dropped),
+        "retention.keep_days": made.retention.keep_days,
+        "retention.keep_runs": made.retention.keep_runs,
+    }
+    for key, value in own.items():
+        source = Source("user", configuration.own_file, key) if key in configuration.own_keys else PACKAGED
+        settings[key] = Setting(value, source)
+    return settings
+
+
+def _budget(made: Plan) -> dict[str, Setting]:
+    """What is set, and what somebody took away."""
+    values = {"enforcement": made.budget_policy.enforcement, **dict(thresholds(made.budget_policy))}
+    return {
+        key: Setting(values.get(key.removeprefix("budget.")), source)
+        for key, source in made.sources.items()
+        if key.startswith("budget.")
+    }
+
+
+def _root_source() -> Source:
+    for variable in (places.RUNS_ENVIRONMENT, places.ORIGINAL_RUNS_ENVIRONMENT):
+        if os.environ.get(variable):
+            return Source("environment", key=variable)
+    return Source("environment", key="XDG_STATE_HOME") if path.isabs(os.environ.get("XDG_STATE_HOME", "")) else PACKAGED
+
+
+def _passed_over(found: Examined) -> list[File]:
+    """The original's files that are there and do not count, because ours speaks of the same."""
+    return [file for file in found.files if file.present and not file.counted and file.kind != ORCHESTRATE]
+
+
+def _instead(file: File) -> str:
+    return f"{places.CONFIG_NAME} says something about {'models' if 'models' in file.kind else 'budgets'}"
+
+
+def _lines(found: Examined, settings: dict[str, Setting], project: str) -> Iterator[str]:
+    yield f"# for {output.printable(project)}"
+    for file in found.files:
+        state = ", ".join(file.counted) if file.counted else "says nothing" if file.present else "not there"
+        if file in _passed_over(found):
+            state = f"does not count: {_instead(file)}"
+        yield f"# {output.printable(file.path)}: {state}"
+    for key, (value, source) in settings.items():
+        where = ": ".join(part for part in (path.basename(source.file), source.key) if part)
+        note = f"  # from {output.printable(where)}" if where and source.word != PACKAGED.word else ""
+        if value is None:
+            yield f"# {key}: {'off' if key.startswith('budget.') else 'not set'}{note}"
+        else:
+            yield f"{key} = {output.printable(json.dumps(value, ensure_ascii=False))}{note}"

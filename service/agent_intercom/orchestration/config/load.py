@@ -8,16 +8,13 @@ budgets. Two files are never mixed. Nothing is created, and a file that does not
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from os import path
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import NamedTuple
 
 from agent_intercom.orchestration import places
-from agent_intercom.orchestration.config import files, model, original, packaged, shapes
-from agent_intercom.orchestration.config.plan import file_key, unknown_profile
+from agent_intercom.orchestration.config import files, model, original, own, shapes
+from agent_intercom.orchestration.config.plan import file_key, known_profiles, unknown_profile
 from agent_intercom.orchestration.config.shapes import (
     ORCHESTRATE,
     ORIGINAL_BUDGET,
@@ -28,10 +25,6 @@ from agent_intercom.orchestration.config.shapes import (
     Problem,
 )
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.orchestration.harness import BRIDGE_FILE
-
-OFF = "off"
-"""What takes an inherited threshold away in a file that cannot say null."""
 
 
 class Examined(NamedTuple):
@@ -55,159 +48,95 @@ def load(environ: Mapping[str, str], project: str | None = None) -> Configuratio
 
 def examine(environ: Mapping[str, str], project: str | None = None) -> Examined:
     """The same with every fault, and without an exception."""
-    problems: list[Problem] = []
     try:
-        own_file = places.config_file(environ)
-        model_file = places.model_config(environ)
-        budget_file = places.budget_config(environ)
+        names = places.config_file(environ), places.model_config(environ), places.budget_config(environ)
     except Refusal as error:
         return Examined(None, (), [Problem(error.field, "", error.text.removeprefix(f"{error.field} "))])
-    own, keys, own_present, found = _read_own(own_file, project)
-    problems += found
-    problems += _check_bridge(own, own_file)
-    variable, found = model.profile_variable(environ)
-    problems += found
+    own_name, model_name, budget_name = names
+    ours = own.read(own_name, project)
+    variable, problems = model.profile_variable(environ)
+    problems = ours.problems + problems
+    if ours.file is None:
+        # Nobody can tell what the others would count for.
+        kinds = zip(names, (ORCHESTRATE, ORIGINAL_MODELS, ORIGINAL_BUDGET), strict=True)
+        return Examined(None, tuple(File(name, kind, path.lexists(name)) for name, kind in kinds), problems)
 
-    own_models = own.says_models()
-    if own_models:
-        models, models_present = own.shape(own_file, ORCHESTRATE), path.lexists(model_file)
+    counted = ours.counted()
+    models, models_there, found = _models(ours.file, own_name, model_name, project)
+    problems += found + _check_policy(models, variable)
+    if models.kind != ORCHESTRATE:
+        # Projects of ours that say nothing about models have a directory all the same.
+        problems += _check_directories(ours.file.shape(own_name, ORCHESTRATE))
+    if "budget" in counted:
+        budgets = shapes.Budget(file=own_name, kind=ORCHESTRATE, key="budget", policy=ours.policy)
+        budget_there = path.lexists(budget_name)
     else:
-        models, models_present, found = original.read_models(model_file, project)
+        budgets, budget_there, found = original.read_budget(budget_name, project)
         problems += found
-    problems += _check_policy(models, own, own_file, variable)
-
-    budgets = shapes.Budget(file=own_file, kind=ORCHESTRATE, key="budget")
-    if own.budget:
-        policy, found = _own_budget(own.budget, own_file)
-        budgets, budget_present = (
-            shapes.Budget(file=own_file, kind=ORCHESTRATE, key="budget", policy=policy),
-            path.lexists(budget_file),
-        )
-    else:
-        budgets, budget_present, found = original.read_budget(budget_file, project)
-    problems += found
-
-    tables = [name for name in ("harness", "environment", "retention") if name in own.model_fields_set]
-    if "harness" not in tables and any(key.endswith(".harness") for key in keys):
-        tables.insert(0, "harness")
-    counted = (*(["models"] if own_models else []), *(["budget"] if own.budget else []), *tables)
     looked_at = (
-        File(own_file, ORCHESTRATE, own_present, counted),
-        File(model_file, ORIGINAL_MODELS, models_present, ("models",) if models_present and not own_models else ()),
-        File(budget_file, ORIGINAL_BUDGET, budget_present, ("budget",) if budget_present and not own.budget else ()),
+        File(own_name, ORCHESTRATE, ours.present, counted),
+        _original(model_name, ORIGINAL_MODELS, models_there, "models", counted),
+        _original(budget_name, ORIGINAL_BUDGET, budget_there, "budget", counted),
     )
     if problems:
         return Examined(None, looked_at, problems)
-    return Examined(
-        Configuration(
-            files=looked_at,
-            own_file=own_file,
-            own_keys=frozenset(keys),
-            profile_variable=variable,
-            models=models,
-            budget=budgets,
-            harness=own.harnesses(),
-            passed=tuple(own.environment.passed),
-            dropped=tuple(own.environment.drop),
-            retention=shapes.Retention(keep_days=own.retention.keep_days, keep_runs=own.retention.keep_runs),
-        ),
-        looked_at,
-        [],
+    return Examined(_configuration(ours.file, looked_at, ours.keys, variable, models, budgets), looked_at, [])
+
+
+def _models(
+    file: model.OrchestrateFile, own_name: str, model_name: str, project: str | None
+) -> tuple[shapes.Models, bool, list[Problem]]:
+    """The policy that counts, whether the original's file is there, and what is wrong with that."""
+    if file.says_models():
+        return file.shape(own_name, ORCHESTRATE), path.lexists(model_name), []
+    return original.read_models(model_name, project)
+
+
+def _original(name: str, kind: str, present: bool, what: str, taken: Sequence[str]) -> File:
+    return File(name, kind, present, (what,) if present and what not in taken else ())
+
+
+def _configuration(
+    file: model.OrchestrateFile,
+    looked_at: tuple[File, ...],
+    keys: frozenset[str],
+    variable: str | None,
+    models: shapes.Models,
+    budgets: shapes.Budget,
+) -> Configuration:
+    return Configuration(
+        files=looked_at,
+        own_file=looked_at[0].path,
+        own_keys=keys,
+        profile_variable=variable,
+        models=models,
+        budget=budgets,
+        harness=file.harnesses(),
+        passed=tuple(file.environment.passed),
+        dropped=tuple(file.environment.drop),
+        retention=shapes.Retention(keep_days=file.retention.keep_days, keep_runs=file.retention.keep_runs),
     )
 
 
-def _read_own(file: str, project: str | None) -> tuple[model.OrchestrateFile, set[str], bool, list[Problem]]:
-    """What `orchestrate.toml` says, the keys that it sets, whether it is there, and what is wrong with it."""
-    nothing = model.OrchestrateFile()
-    try:
-        content = files.read(file, follow=True, project=project)
-    except files.FileFault as error:
-        return nothing, set(), True, [Problem(file, "", error.rule)]
-    if content is None:
-        return nothing, set(), False, []
-    try:
-        value = tomllib.loads(content.decode())
-    except UnicodeDecodeError:
-        return nothing, set(), True, [Problem(file, "", "must be TOML in UTF-8")]
-    except (ValueError, RecursionError) as error:
-        return nothing, set(), True, [Problem(file, "", f"must be TOML: {error}")]
-    try:
-        return model.OrchestrateFile.model_validate(value), set(_keys(value)), True, []
-    except ValidationError as error:
-        return nothing, set(), True, model.problems(error, file, model.OrchestrateFile)
-
-
-def _own_budget(value: Mapping[str, Any], file: str) -> tuple[Any, list[Problem]]:
-    """The policy of `[budget]`, where the version may be left out and `off` takes a threshold away."""
-    return original.parse_budget({"version": 1, **_with_null(value)}, file, "budget")
-
-
-def _with_null(value: Any) -> Any:
-    """`value` with None for `off` where thresholds stand: level, scope, metric."""
-
-    def metrics(scope: Any) -> Any:
-        return {key: None if entry == OFF else entry for key, entry in scope.items()} if _table(scope) else scope
-
-    def scopes(level: Any) -> Any:
-        return {key: metrics(entry) for key, entry in level.items()} if _table(level) else level
-
-    return {key: scopes(entry) for key, entry in value.items()}
-
-
-def _check_policy(
-    models: shapes.Models, own: model.OrchestrateFile, own_file: str, variable: str | None
-) -> list[Problem]:
+def _check_policy(models: shapes.Models, variable: str | None) -> list[Problem]:
     """What no key says by itself: profiles that exist, directories that do, and no directory twice."""
-    known = {*packaged.PROFILES, *models.profiles}
     named = [(models.default_profile, file_key(models, "default_profile"), models.file)]
     named += [(one.profile, f"{one.key}.profile", models.file) for one in models.projects]
     named.append((variable, "", PROFILE_VARIABLE))
-    found = [
-        Problem(file, key, unknown_profile(name, models)) for name, key, file in named if name and name not in known
-    ]
-    found += _check_directories(models.file, [(one.key, one.directory) for one in models.projects])
-    if models.kind != ORCHESTRATE:
-        # Projects of ours that say nothing about models, only about harnesses.
-        ours = [(f"projects[{index}]", one.directory) for index, one in enumerate(own.projects)]
-        found += _check_directories(own_file, ours)
-    return found
+    known = known_profiles(models)
+    unknown = [(name, key, file) for name, key, file in named if name is not None and name not in known]
+    found = [Problem(file, key, unknown_profile(name, models)) for name, key, file in unknown]
+    return found + _check_directories(models)
 
 
-def _check_bridge(own: model.OrchestrateFile, file: str) -> list[Problem]:
-    """Another bridge than the one that is named would be a surprise."""
-    bridge = own.harness.pi.bridge
-    if bridge is None or path.isfile(bridge):
-        return []
-    return [Problem(file, "harness.pi.bridge", f"must be a file that is there: {BRIDGE_FILE} of the Pi package")]
-
-
-def _check_directories(file: str, projects: Iterable[tuple[str, str]]) -> list[Problem]:
+def _check_directories(models: shapes.Models) -> list[Problem]:
     found: list[Problem] = []
     seen: set[str] = set()
-    for key, directory in projects:
-        fault = files.directory_fault(directory)
-        if fault is None and directory in seen:
+    for one in models.projects:
+        fault = files.directory_fault(one.directory)
+        if fault is None and one.directory in seen:
             fault = "must not be the directory of another project"
-        seen.add(directory)
+        seen.add(one.directory)
         if fault is not None:
-            found.append(Problem(file, f"{key}.directory", fault))
+            found.append(Problem(models.file, f"{one.key}.directory", fault))
     return found
-
-
-def _keys(value: Mapping[str, Any], before: str = "") -> Iterable[str]:
-    """Every key of a file that has a value, as `problems` writes them. Those of `[budget]` can be anything so far."""
-    for key, entry in value.items():
-        name = f"{before}{key}"
-        if name == "budget":
-            continue
-        if isinstance(entry, dict):
-            yield from _keys(entry, f"{name}.")
-        elif isinstance(entry, list) and entry and all(_table(one) for one in entry):
-            for index, one in enumerate(entry):
-                yield from _keys(one, f"{name}[{index}].")
-        else:
-            yield name
-
-
-def _table(value: Any) -> bool:
-    return isinstance(value, dict)

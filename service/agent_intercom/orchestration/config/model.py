@@ -269,7 +269,7 @@ class _Variables(EnvSettingsSource):
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
         value = self._environ.get(PROFILE_VARIABLE)
-        return {PROFILE_VARIABLE: value} if value else {}
+        return {f"{self.env_prefix}default_profile": value} if value else {}
 
 
 def profile_variable(environ: Mapping[str, str]) -> tuple[str | None, list[Problem]]:

@@ -18,6 +18,7 @@ PRODUCT: Final = "agent-intercom"
 FULL: Final = (100, 22)
 COMPACT: Final = (64, 12)
 _BAR: Final = 8
+_UNBOUNDED: Final = 1_000
 _GAP: Final = Span("  ")
 _EMPTY: Final[Line] = [Span("")]
 
@@ -27,6 +28,8 @@ class _Column(NamedTuple):
     cells: int
     of: Callable[[RoleView], Span]
     right: bool = False
+    tail: bool = False
+    """Whether the end is what tells, where it has to be cut."""
 
 
 def render(view: View, columns: int, rows: int, style: Style) -> list[str]:
@@ -53,14 +56,14 @@ def block(view: View, columns: int, rows: int, style: Style) -> list[str]:
 
 def event_line(event: EventView, columns: int | None, style: Style) -> str:
     """An event on a line of its own; `columns` None: as long as it is."""
-    spans = _event(event, True, style)
-    cells = sum(text.width(text.safe(span.text, style)) for span in spans) if columns is None else max(columns, 2) - 1
-    return text.line(spans, cells, style)
+    cells = _UNBOUNDED if columns is None else max(columns, 2) - 1
+    return text.line(_event(event, cells, style), cells, style)
 
 
 def summary(view: View, style: Style) -> str:
     """Everything that changes, in one line without colours; for what is no screen."""
-    parts: list[Line] = [_state(view, style), *_now(view, 0, style)]
+    now = view.now
+    parts: list[Line] = [_state(view, style), [Span(f"{now.worker} {now.doing}".strip())], [Span(now.waiting)]]
     parts += [[Span(_role_in_short(role))] for role in view.roles]
     return "".join(text.safe(span.text, style) for span in text.join(parts, Span(" | "))).rstrip()
 
@@ -79,7 +82,7 @@ def _full(view: View, cells: int, rows: int, style: Style) -> list[Line]:
     hints = [_EMPTY, _hints(view)]
     room = rows - len(head) - len(hints)
     roles = _shortened(_table(view, cells, style), room, style)
-    events = _events(view, room - len(roles) - 2, True, style)
+    events = _events(view, room - len(roles) - 2, cells, style)
     between = [_EMPTY, [Span("EVENTS", Tone.MUTED)], *events] if events else []
     return [*head, *roles, *between, *hints]
 
@@ -89,7 +92,7 @@ def _compact(view: View, cells: int, rows: int, style: Style) -> list[Line]:
     hints = [_hints(view)]
     room = rows - len(head) - len(hints)
     roles = _shortened(_table(view, cells, style), room, style)
-    return [*head, *roles, *_events(view, room - len(roles), True, style), *hints]
+    return [*head, *roles, *_events(view, room - len(roles), cells, style), *hints]
 
 
 def _narrow(view: View, cells: int, rows: int, style: Style) -> list[Line]:
@@ -98,7 +101,7 @@ def _narrow(view: View, cells: int, rows: int, style: Style) -> list[Line]:
     hints = [[Span("q return", Tone.MUTED)]] if rows > 2 * len(head) + 2 else []
     room = rows - len(head) - len(title) - len(hints)
     roles = _shortened(_table(view, cells, style), room, style)
-    return [*title, *head, *roles, *_events(view, room - len(roles), False, style), *hints]
+    return [*title, *head, *roles, *_events(view, room - len(roles), cells, style), *hints]
 
 
 # The head.
@@ -185,14 +188,14 @@ def _table(view: View, cells: int, style: Style) -> list[Line]:
     widths = _widths(view.roles, cells - 2, columns, style)
     lines: list[Line] = []
     if cells + 1 >= COMPACT[0]:
-        titles = [_cell(Span(column.title), w, column.right, style) for column, w in zip(columns, widths, strict=True)]
+        titles = [_cell(Span(column.title), w, column, style) for column, w in zip(columns, widths, strict=True)]
         lines.append([Span("  " + " ".join(title.text for title in titles), Tone.MUTED)])
     for role in view.roles:
         spans = [Span(f"{_marker(role.tone, style)} ", role.tone)]
         for position, (column, w) in enumerate(zip(columns, widths, strict=True)):
             if position:
                 spans.append(Span(" "))
-            spans.append(_cell(column.of(role), w, column.right, style))
+            spans.append(_cell(column.of(role), w, column, style))
         lines.append(spans)
     return lines
 
@@ -217,10 +220,10 @@ def _widths(roles: Sequence[RoleView], cells: int, columns: Sequence[_Column], s
     return widths
 
 
-def _cell(span: Span, cells: int, right: bool, style: Style) -> Span:
-    content = text.cut(span.text, cells, style)
+def _cell(span: Span, cells: int, column: _Column, style: Style) -> Span:
+    content = (text.cut_left if column.tail else text.cut)(span.text, cells, style)
     space = " " * (cells - text.width(content))
-    return Span(space + content if right else content + space, span.tone)
+    return Span(space + content if column.right else content + space, span.tone)
 
 
 def _shortened(lines: list[Line], room: int, style: Style) -> list[Line]:
@@ -238,11 +241,12 @@ def _role_in_short(role: RoleView) -> str:
     return " ".join(filter(None, parts))
 
 
+_LEFT: Final = _Column("", 0, lambda role: Span(""))
 _NAME: Final = _Column("ROLE", 24, lambda role: Span(role.name, Tone.STRONG))
 _LINK: Final = _Column("LINK", 9, lambda role: Span(role.link))
 _ROLE_STATE: Final = _Column("STATE", 12, lambda role: Span(words(role.state), role.tone))
 _WORK: Final = _Column("WORK", 20, lambda role: Span(role.work))
-_MODEL: Final = _Column("MODEL", 60, lambda role: Span(role.model))
+_MODEL: Final = _Column("MODEL", 60, lambda role: Span(role.model), tail=True)
 _THINKING: Final = _Column("THINK", 7, lambda role: Span(role.thinking))
 _TOTAL: Final = _Column("TOTAL", 6, lambda role: Span(role.total), True)
 _LATEST: Final = _Column("LATEST", 7, lambda role: Span(role.latest), True)
@@ -257,15 +261,17 @@ _LEAST: Final = (_NAME, _ROLE_STATE)
 # Events.
 
 
-def _events(view: View, room: int, aligned: bool, style: Style) -> list[Line]:
+def _events(view: View, room: int, cells: int, style: Style) -> list[Line]:
     """The newest for which there is room, oldest first."""
-    return [_event(event, aligned, style) for event in view.events[-room:]] if room > 0 else []
+    return [_event(event, cells, style) for event in view.events[-room:]] if room > 0 else []
 
 
-def _event(event: EventView, aligned: bool, style: Style) -> Line:
+def _event(event: EventView, cells: int, style: Style) -> Line:
+    """An event; where there is room for it, below each other what belongs together."""
     parts = [Span(event.what), Span(event.role), Span(event.round)]
-    if aligned:
-        parts = [_cell(part, cells, False, style) for part, cells in zip(parts, (20, 12, 4), strict=True)]
+    if cells + 1 >= COMPACT[0]:
+        widths = (25 if cells + 1 >= FULL[0] else 21, 12, 4)
+        parts = [_cell(part, w, _LEFT, style) for part, w in zip(parts, widths, strict=True)]
     spans = [Span(event.time, Tone.MUTED), *parts, Span(event.status, event.tone)]
     return text.join([[span] for span in spans], Span(" "))
 

@@ -43,9 +43,10 @@ def is_screen(environ: Mapping[str, str], descriptor: int = 1) -> bool:
     return os.isatty(descriptor) and environ.get("TERM", "") not in {"", "dumb"}
 
 
-def style_of(environ: Mapping[str, str], encoding: str) -> Style:
-    """What to draw with: no colours with NO_COLOR (no-color.org), nothing but ASCII where text is not UTF-8."""
-    return Style(colour=not environ.get("NO_COLOR"), unicode=_is_utf8(encoding) and _is_utf8(_charset(environ)))
+def style_of(environ: Mapping[str, str], encoding: str, screen: bool) -> Style:
+    """What to write with: colours on a screen without NO_COLOR (no-color.org), ASCII where text is not UTF-8."""
+    utf8 = _is_utf8(encoding) and _is_utf8(_charset(environ))
+    return Style(colour=screen and not environ.get("NO_COLOR"), unicode=utf8)
 
 
 def _charset(environ: Mapping[str, str]) -> str:

@@ -292,7 +292,7 @@ def _now(state: str, roles: Sequence[Snapshot], life: Life) -> Now:
     if life is Life.STOPPED:
         return Now("", "", 0, "nothing is waited for", Tone.MUTED)
     beat = sum(row.get("activity_sequence") or 0 for row in roles)
-    busy = [row for row in roles if row["state"] == RoleState.ACTIVE and row["assignment"] is not None]
+    busy = [row for row in roles if _works(row)]
     waiting = _waiting(state, roles)
     if not busy:
         return Now("", "", beat, waiting, _STATE_TONES.get(state, Tone.PLAIN))
@@ -300,7 +300,8 @@ def _now(state: str, roles: Sequence[Snapshot], life: Life) -> Now:
     first = max(busy, key=lambda row: row.get("activity_at") or "")
     names = [first["role"], *(row["role"] for row in busy if row is not first)]
     assignment = first["assignment"]
-    doing = ", ".join(filter(None, (f"{assignment['kind']} r{assignment['round']}", _phase(first))))
+    kind = "" if assignment["kind"] == first["role"] else f"{assignment['kind']} "
+    doing = ", ".join(filter(None, (f"{kind}r{assignment['round']}", _phase(first))))
     return Now(" + ".join(names), doing, beat, waiting, Tone.ACTIVE)
 
 
@@ -323,12 +324,16 @@ def _waiting(state: str, roles: Sequence[Snapshot]) -> str:
     return owing and f"waiting for {owing}"
 
 
+def _works(row: Snapshot) -> bool:
+    """Whether a role has taken its work and is there to do it."""
+    assignment = row["assignment"]
+    taken = assignment is not None and assignment["state"] != AssignmentState.DELIVERING
+    return taken and row["state"] == RoleState.ACTIVE and row["connected"]
+
+
 def _owes(row: Snapshot) -> bool:
     """Whether a role has work and does not work on it."""
-    assignment = row["assignment"]
-    if assignment is None or assignment["state"] == AssignmentState.COMPLETED:
-        return False
-    return row["state"] != RoleState.ACTIVE or not row["connected"] or assignment["state"] == AssignmentState.DELIVERING
+    return row["assignment"] is not None and not _works(row)
 
 
 def _names(roles: Iterable[Snapshot], which: Any) -> str:

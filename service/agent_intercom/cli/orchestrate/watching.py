@@ -52,10 +52,11 @@ def watch(options: argparse.Namespace) -> int:
     database cannot be read for now), `lost` (`number` of events that are no longer kept), `stopped`.
     """
     source = _source(options)
-    style = style_of(os.environ, sys.stdout.encoding)
     if options.json:
         return _followed(source, JsonLines(source.entry))
-    if not is_screen(os.environ):
+    screen = is_screen(os.environ)
+    style = style_of(os.environ, sys.stdout.encoding, screen)
+    if not screen:
         return _followed(source, EventLines(output.emit, style))
     terminal = Terminal(alternate=False)
     block = Block(terminal, style)
@@ -149,8 +150,9 @@ def _source(options: argparse.Namespace) -> RunSource:
 
 
 def _dashboard(source: RunSource) -> int:
-    style = style_of(os.environ, sys.stdout.encoding)
-    if not is_screen(os.environ):
+    drawn = is_screen(os.environ)
+    style = style_of(os.environ, sys.stdout.encoding, drawn)
+    if not drawn:
         return _followed(source, Summaries(output.emit, style))
     terminal = Terminal(alternate=True)
     screen = Screen(terminal, style)

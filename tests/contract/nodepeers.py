@@ -11,6 +11,8 @@ A peer is a Node process that is driven by lines of JSON and prints everything o
         got = await worker.event("message", lambda e: e["message"]["details"]["kind"] == "assignment")
         await worker.event("settled")
 
+They run in this process's file system as its user unless they are given a `Where`.
+
 Where Node or a package cannot be had, `node()` and the functions beside it skip the test with the reason.
 """
 
@@ -81,6 +83,9 @@ NODE = {
         "sha512-l3DAHZreylo+p9QXDtsOrjG2JXJqVzYXnAGmIQNOUNARcMppTO2cmewVQP+36tjJnSE+dzpMNtgW+c3oiDvXtA==",
     ),
 }
+TOOL = "bin/pi-tmux-agents"
+"""In the package: what its extension runs for everything."""
+
 NODE_FLOOR = (22, 19)
 """The oldest Node that the packages support."""
 
@@ -230,6 +235,24 @@ def pi_script() -> Path:
         _skip(error)
 
 
+class Where(NamedTuple):
+    """Where peers run, with the paths as they are there.
+
+    `hosts` has the drivers, `package` is the unpacked package, and `enter` makes a command line to run from one to run
+    there.
+    """
+
+    node: Path
+    hosts: Path
+    package: Path
+    enter: Callable[[Sequence[str]], Sequence[str]] | None = None
+
+
+def here() -> Where:
+    """This process's own place; skips the test where Node or the package cannot be had."""
+    return Where(node(), HOSTS, bridge_module().parents[1])
+
+
 # --- children --------------------------------------------------------------------------------------------------------
 
 
@@ -240,10 +263,21 @@ class Child:
     is gone when the context ends, and ends by itself when its standard input closes.
     """
 
-    def __init__(self, argv: Sequence[str | Path], environment: Mapping[str, str], cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        environment: Mapping[str, str],
+        cwd: Path | None = None,
+        enter: Callable[[Sequence[str]], Sequence[str]] | None = None,
+    ) -> None:
         self._argv = [str(word) for word in argv]
         self._environment = dict(environment)
         self._cwd = cwd
+        if enter is not None:
+            directory = [] if cwd is None else ["-C", str(cwd)]
+            variables = [f"{name}={value}" for name, value in environment.items()]
+            self._argv = list(enter(["env", "-i", *directory, *variables, *self._argv]))
+            self._environment, self._cwd = dict(os.environ), None
         self.events: list[Event] = []
         """All events so far, taken or not."""
         self._untaken: list[Event] = []
@@ -417,6 +451,7 @@ class Worker(Child):
         tools: Sequence[str] | None = None,
         guardrails: str = NO_GUARDRAILS,
         mode: str = "prune",
+        where: Where | None = None,
         **settings: object,
     ) -> None:
         self.role = role
@@ -429,7 +464,9 @@ class Worker(Child):
             **settings,
         }
         variables = bridge_environment(role, token, socket, generation, guardrails, mode)
-        super().__init__([node(), HOSTS / "host.mjs", bridge_module()], _environment(**variables))
+        where = where or here()
+        argv = [where.node, where.hosts / "host.mjs", where.package / "extensions/orchestrator-worker.js"]
+        super().__init__(argv, _environment(**variables), enter=where.enter)
 
     async def started(self) -> None:
         await self.send(op="start", **self._setup)
@@ -501,6 +538,67 @@ class Parent(Child):
 
         content: str = (await self.event("message", fits))["message"]["content"]
         return content
+
+
+class Extension(Child):
+    """The whole published extension in a scripted Pi; `pihost/extension.mjs` says which commands and events there are.
+
+    `project` is where that Pi runs, `environment` what it and the programs that it starts have, `models` those that it
+    offers. A question that the extension asks stays open until it is answered:
+
+        await extension.send(op="call", params={"action": "start", "task": "Make it sound."})
+        await extension.answer("Start tmux orchestration?", True)
+        result = await extension.event("result")
+    """
+
+    def __init__(
+        self,
+        project: Path,
+        environment: Mapping[str, str],
+        models: Sequence[Mapping[str, object]] = (),
+        where: Where | None = None,
+    ) -> None:
+        self._models = list(models)
+        where = where or here()
+        argv = [where.node, where.hosts / "extension.mjs", where.package / "extensions/tmux-orchestrator.js"]
+        super().__init__(argv, {**_environment(), **environment}, project, where.enter)
+
+    async def started(self) -> None:
+        await self.send(op="start", models=self._models)
+        await self.event("started")
+
+    async def call(self, action: str, **params: object) -> Event:
+        """What the model gets from the tool: `{"event": "result", "ok": bool, "text", "details" | "error": …}`."""
+        await self.send(op="call", params={"action": action, **params})
+        return await self.event("result")
+
+    async def asked(self, title: str) -> Event:
+        """The next question whose title has `title` in it; it stays open."""
+        return await self.event("asked", lambda event: title in event["title"])
+
+    async def answer(self, title: str, value: object) -> Event:
+        """Answer the next question whose title has `title` in it; the question."""
+        question = await self.asked(title)
+        await self.send(op="answer", value=value)
+        return question
+
+    async def drawn(self, *parts: str) -> str:
+        """What is shown as soon as all of `parts` are in it."""
+        event = await self.event("drawn", lambda event: all(part in "\n".join(event["lines"]) for part in parts))
+        return "\n".join(event["lines"])
+
+    def ran(self) -> list[list[str]]:
+        """Every command line of the orchestrator so far, without interpreter and script."""
+        return [event["argv"][2:] for event in self.events if event.get("event") == "exec"]
+
+
+def package_with(script: Path, place: Path) -> Path:
+    """A copy of the package in `place` whose command line tool is `script`, as a person would put it there."""
+    shutil.copytree(here().package, place)
+    tool = place / TOOL
+    tool.unlink()
+    tool.symlink_to(script)
+    return place
 
 
 def main() -> int:

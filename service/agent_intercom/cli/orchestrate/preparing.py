@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from agent_intercom.cli.orchestrate import texts
 from agent_intercom.cli.orchestrate.answer import CommandFailure, usage
-from agent_intercom.orchestration import environment, harness, models, pipackage, places, rundir, runs, workspace
+from agent_intercom.orchestration import environment, harness, models, pipackage, places, rundir, runs
 from agent_intercom.orchestration.config.load import load
 from agent_intercom.orchestration.config.plan import Asked, Plan, plan
 from agent_intercom.orchestration.contract import ROLES, SPECIALISTS
@@ -168,6 +168,8 @@ def _startup(options: argparse.Namespace, project: str, made: Plan) -> rundir.St
             tasks[role] = own or f"{DEFAULT_TASKS[role]}\n"
     workspace_capsule = None
     if made.workspace_capsule:
+        from agent_intercom.orchestration import workspace
+
         workspace_capsule = workspace.build(project, options.workspace_relevant_path)
     elif options.workspace_relevant_path:
         raise usage("--workspace-relevant-path requires --workspace-capsule")
@@ -222,7 +224,7 @@ def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage
 
 
 def _check_models(made: Plan, programs: Mapping[str, str], given: Mapping[str, str]) -> None:
-    for found in models.check(made.roles, programs.get(harness.PROGRAM), given):
-        if not found.available:
+    for found in models.check(made.roles, programs.get(harness.PROGRAM, harness.PROGRAM), given):
+        if found.available is False:
             hint = "Choose another, or say --skip-model-check."
             raise CommandFailure("orchestration_error", f"{found.role} model unavailable: {found.detail}", hint)

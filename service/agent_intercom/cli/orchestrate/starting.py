@@ -12,7 +12,7 @@ from os import path
 from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
 from agent_intercom.cli.orchestrate.preparing import Prepared, prepare
-from agent_intercom.orchestration import budget, harness, policies, runtime, snapshot, workspace
+from agent_intercom.orchestration import budget, harness, policies, runtime, snapshot
 
 
 def start(options: argparse.Namespace) -> Answer | int:
@@ -66,7 +66,7 @@ def _data(prepared: Prepared, directory: str | None) -> JsonObject:
         },
         "state_retained_on_stop": True,
         "context_capsule": {"present": capsule is not None, "chars": len(capsule or "")},
-        "workspace_capsule": workspace.describe(spec.startup.workspace_capsule),
+        "workspace_capsule": _workspace(spec.startup.workspace_capsule),
         "continuation_policy": json.loads(policies.continuation(spec.max_repair_rounds)),
         "worker_context_policy": json.loads(policies.worker_context(spec.worker_context)),
         "run_id": None if directory is None else prepared.run_id,
@@ -76,6 +76,15 @@ def _data(prepared: Prepared, directory: str | None) -> JsonObject:
         "environment": sorted(prepared.environment),
         "scoped": prepared.scope is not None,
     }
+
+
+def _workspace(capsule: str | None) -> JsonObject:
+    if capsule is None:
+        counts = {"instruction_count": 0, "marker_count": 0, "relevant_path_count": 0, "bytes": 0}
+        return {"enabled": False, "schema_version": None, "validation": "disabled", **counts, "digest": None}
+    from agent_intercom.orchestration import workspace
+
+    return workspace.describe(capsule)
 
 
 def _facts(prepared: Prepared) -> Iterator[str]:
@@ -139,5 +148,5 @@ def _budget(policy: budget.Policy) -> str:
 def _capsules(prepared: Prepared) -> str:
     startup = prepared.spec.startup
     context = f"context {len(startup.context_capsule)} characters" if startup.context_capsule else "no context"
-    described = workspace.describe(startup.workspace_capsule)
+    described = _workspace(startup.workspace_capsule)
     return f"{context}, {'workspace ' + str(described['bytes']) + ' bytes' if described['enabled'] else 'no workspace'}"

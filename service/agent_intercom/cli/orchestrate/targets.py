@@ -6,15 +6,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_intercom.cli.orchestrate.answer import CommandFailure, JsonObject, usage
-from agent_intercom.orchestration import harness, reader, rundir, runs, snapshot
+from agent_intercom.orchestration import harness, reader, rundir, runs, runtime, snapshot
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.runs import Entry
 
 if TYPE_CHECKING:
     from agent_intercom.host.manager import Manager
+
+
+class _Wanted(NamedTuple):
+    """What a harness is asked for."""
+
+    provider: str
+    model: str
+    harness: str
 
 
 def live(session: str | None, run_id: str | None, role: str | None = None) -> Entry:
@@ -72,7 +80,15 @@ def save_models(entry: Entry, role: str, changed: Mapping[str, str]) -> None:
 
 def check_model(entry: Entry, role: str, provider: str, model: str) -> None:
     """Raises CommandFailure where the harness of a role does not know a model (section 10.4)."""
-    raise NotImplementedError
+    from agent_intercom.orchestration import models
+
+    place = runtime.read(runtime.runtime_dir(os.environ), entry.unit or "")
+    wanted = _Wanted(provider, model, harness_of(entry, role))
+    program = place.programs.get(harness.PROGRAM, harness.PROGRAM)
+    for found in models.check({role: wanted}, program, place.environment):
+        if found.available is False:
+            hint = "Choose another, or say --skip-model-check."
+            raise CommandFailure("orchestration_error", f"{role} model unavailable: {found.detail}", hint)
 
 
 def replace_worker(manager: Manager, entry: Entry, role: str, generation: int) -> None:

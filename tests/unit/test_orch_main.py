@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invocation contract of `orchestrate` and `pi-tmux-agents` (orchestration spec, section 11.1)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+
+from agent_intercom import __version__
+from agent_intercom.cli.orchestrate import answer, main, parser
+from agent_intercom.orchestration.errors import Refusal
+from tests.unit.orchcli import Home
+from tests.unit.orchcli import home as home
+
+COMMANDS = sorted(parser.COMMANDS)
+
+
+def subparsers(of: argparse.ArgumentParser, *names: str) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """Every command of a parser with its words, the nested ones too."""
+    for action in of._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                yield (*names, name), sub
+                yield from subparsers(sub, *names, name)
+
+
+def test_the_words_for_the_envelope_are_the_commands() -> None:
+    made = parser.build("orchestrate", "1")
+    assert {words[0] for words, _ in subparsers(made)} == set(parser.COMMANDS)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_json_may_stand_anywhere(home: Home, position: int) -> None:
+    words = ["list", "--all"]
+    words.insert(position, "--json")
+    assert home.call(*words).data["sessions"] == []
+
+
+def test_json_behind_two_dashes_is_a_word(home: Home) -> None:
+    said = home.call("status", "--", "--json")
+    assert said.code == answer.REFUSED and said.out == ""
+    assert said.err.startswith("orchestrate: ") and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ([], "unknown"),
+        (["nonsense"], "unknown"),
+        (["--nonsense", "list"], "unknown"),
+        (["list", "--nonsense"], "list"),
+        (["supervisor"], "supervisor"),
+        (["supervisor", "nonsense"], "supervisor"),
+        (["events", "x", "--limit", "101"], "events"),
+    ],
+)
+def test_wrong_usage_names_the_command(home: Home, words: list[str], command: str) -> None:
+    said = home.json(*words)
+    assert said.code == 2 and said.envelope["command"] == command and said.error[0] == "invalid_arguments"
+
+
+def test_version(home: Home) -> None:
+    said = home.json("--version")
+    assert said.envelope["command"] == "version" and said.data == {"version": __version__}
+    with pytest.raises(SystemExit) as ended:
+        home.call("--version")
+    assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "--help"], ["start", "-h"], ["help"], ["help", "start"]])
+def test_help_is_for_people(home: Home, words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert home.json(*words).error[0] == "interactive_help_only"
+    with pytest.raises(SystemExit) as ended:
+        home.call(*words)
+    assert ended.value.code == 0 and "usage: orchestrate" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["orchestrate", "pi-tmux-agents"])
+def test_help_calls_the_program_by_its_name(
+    home: Home, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(main.CALLED_AS, name)
+    with pytest.raises(SystemExit):
+        home.call("start", "--help")
+    assert f"usage: {name} start" in capfd.readouterr().out
+    assert home.call("nonsense").err.startswith(f"{name}: ")
+
+
+def test_another_name_is_not_taken_from_the_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(main.CALLED_AS, "\x1b[31mrm")
+    assert home.call("nonsense").err.startswith("orchestrate: ")
+
+
+@pytest.mark.parametrize("words", [("controller", "status"), ("controller", "stop", "--confirm"), ("role-registry",)])
+def test_what_there_is_not_is_refused_with_the_way_out(home: Home, words: tuple[str, ...]) -> None:
+    code, message = home.json(*words).error
+    assert code == "orchestration_error" and "there " in message
+    said = home.call(*words)
+    assert said.code == 2 and said.err.count("\n") == 1
+
+
+class Raising:
+    """A command that ends as it is told."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, options: argparse.Namespace) -> answer.Answer:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code", "text"),
+    [
+        (Refusal("broker_not_ready", "Broker state is busy"), "broker_not_ready", 2, "Broker state is busy"),
+        (Refusal("run_unwritable", "it cannot be", "directory"), "orchestration_error", 2, "it cannot be (directory)"),
+        (PermissionError(13, "secret", "/secret"), "local_runtime_error", 1, "Permission denied"),
+        (KeyError("secret"), "internal_error", 1, "KeyError"),
+        (answer.CommandFailure("session_collision", "it is there", "Go."), "session_collision", 2, "it is there. Go."),
+    ],
+)
+def test_whatever_goes_wrong_is_one_envelope_without_the_text_of_an_exception(
+    home: Home, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, exit_code: int, text: str
+) -> None:
+    monkeypatch.setattr("agent_intercom.cli.orchestrate.looking.list_runs", Raising(error))
+    said = home.json("list")
+    assert said.code == exit_code and said.error[0] == code and text in said.error[1]
+    assert "secret" not in said.out
+    said = home.call("list")
+    assert said.code == exit_code and said.err.count("\n") == 1 and "secret" not in said.err
+
+
+def test_a_message_is_one_line_of_bounded_length() -> None:
+    text = answer.bounded("a\nb\x1b[31m" + "x" * 1_000)
+    assert text.startswith("a b [31mxxx") and len(text) == answer.MAX_MESSAGE and text.endswith("…")
+
+
+def test_every_code_has_an_exit_status_of_the_contract() -> None:
+    assert set(answer.EXITS.values()) == {1, 2}
+    assert {code for code, status in answer.EXITS.items() if status == 1} == {
+        "missing_prerequisite",
+        "local_runtime_error",
+        "internal_error",
+    }

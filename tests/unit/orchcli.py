@@ -12,7 +12,10 @@ import pytest
 
 from agent_intercom.cli.orchestrate.main import main
 
-PI = "#!/bin/sh\nprintf 'provider model\\nopenai-codex gpt-5.6-sol\\nopenai-codex gpt-5.4\\nopenai-codex gpt-5.4-mini\\n'\n"
+PI = """\
+#!/bin/sh
+printf '%s\\n' 'provider model' 'openai-codex gpt-5.6-sol' 'openai-codex gpt-5.4' 'openai-codex gpt-5.4-mini'
+"""
 """A program that tells the models of the packaged profiles, and nothing else."""
 
 
@@ -114,8 +117,3 @@ class Home:
         """Every file and directory in the home, the runtime directory and the project."""
         places = (self.root / "home", self.runtime, self.project)
         return {str(path) for place in places for path in place.rglob("*")}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Home:
-    return Home(tmp_path, monkeypatch, capfd)

@@ -12,7 +12,6 @@ from agent_intercom import __version__
 from agent_intercom.cli.orchestrate import answer, main, parser
 from agent_intercom.orchestration.errors import Refusal
 from tests.unit.orchcli import Home
-from tests.unit.orchcli import home as home
 
 COMMANDS = sorted(parser.COMMANDS)
 

@@ -13,7 +13,6 @@ import pytest
 
 from agent_intercom.cli.orchestrate import parser
 from tests.unit.orchcli import Home
-from tests.unit.orchcli import home as home
 
 TASK = ("--task", "Make the parser accept empty lines.")
 EXTERNAL = tuple(word for role in ("implementer", "reviewer") for word in ("--harness", f"{role}=external"))

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from agent_intercom.cli.orchestrate import standing, telling
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
-from agent_intercom.orchestration import places, reader, runs, runtime, snapshot
+from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot
 from agent_intercom.orchestration.contract import Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import count, words
@@ -73,7 +73,9 @@ def status(options: argparse.Namespace) -> Answer:
     ready = shown is not None and shown["workflow"]["state"] == Workflow.READY
     steps: list[JsonObject] = []
     if entry.unit is not None:
-        steps = list(standing.steps(waiting, entry.session, options.program, ready, os.urandom(16).hex()))
+        new_id, down = os.urandom(16).hex(), _down(entry, workers)
+        found = standing.steps(waiting, entry.session, options.program, ready=ready, down=down, new_id=new_id)
+        steps = list(found)
     files, more_files = _files(entry.directory)
     by_role = {} if shown is None else {row["role"]: row for row in shown["roles"]}
     rpc = {"rpc_state": None, "rpc_registry": None} if snapshot.transport(entry.manifest) == "rpc" else {}
@@ -236,6 +238,14 @@ def _units(entry: runs.Entry) -> tuple[JsonObject | None, list[JsonObject] | Non
     except ManagerError:
         return None, None
     return None if broker is None else broker._asdict(), [worker._asdict() for worker in workers]
+
+
+def _down(entry: runs.Entry, workers: Sequence[JsonObject] | None) -> set[str]:
+    """The roles whose worker we host and that has ended; none where nobody tells."""
+    if workers is None:
+        return set()
+    ours = {name for name, role in entry.manifest.roles.items() if role.harness != harness.EXTERNAL}
+    return ours - {worker["role"] for worker in workers if worker["active"] in {"active", "activating", "reloading"}}
 
 
 def _socket(entry: runs.Entry) -> str | None:

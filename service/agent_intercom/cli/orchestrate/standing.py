@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -104,16 +104,23 @@ def _of(row: Mapping[str, Any], state: str) -> str | None:
     return ACCEPTANCE if assignment["state"] == AssignmentState.DELIVERING else REPORT
 
 
-def steps(found: Iterable[Awaited], session: str, program: str, ready: bool, new_id: str) -> Iterator[JsonObject]:
-    """What a person can do next: `why`, and the `command` line. `new_id` is an id that no command has had."""
+def steps(
+    found: Iterable[Awaited], session: str, program: str, *, ready: bool, down: Container[str], new_id: str
+) -> Iterator[JsonObject]:
+    """What a person can do next: `why`, and the `command` line.
+
+    `down` are the roles whose worker's unit has ended; `new_id` is an id that no command has had.
+    """
     for each in found:
         role = each.role or "ROLE"
         if each.what == MESSAGE:
-            yield _step(each.phrase, f"{program} send {session} --role {role} --message TEXT")
+            yield _step(f"to answer {role}", f"{program} send {session} --role {role} --message TEXT")
         elif each.what == REDELIVERY:
-            yield _step(each.phrase, f"{program} redeliver {session} --role {role} --yes")
+            yield _step("to hand it over again, once seen", f"{program} redeliver {session} --role {role} --yes")
         elif each.what == CONTINUATION:
-            yield _step(each.phrase, f"{program} continue {session} --yes --command-id {new_id}")
+            yield _step("to admit one more", f"{program} continue {session} --yes --command-id {new_id}")
+        elif each.what in {CONNECTION, RESTART} and role in down:
+            yield _step(f"to start {role} again", f"{program} restart {session} --role {role} --yes")
     if ready:
         yield _step("to have something changed", f"{program} send {session} --role {IMPLEMENTER} --message TEXT")
         yield _step("to end the run", f"{program} stop {session} --yes")

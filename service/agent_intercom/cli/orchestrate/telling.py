@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from agent_intercom.cli.orchestrate.standing import Awaited, ago
 from agent_intercom.cli.output import printable, table
+from agent_intercom.orchestration.contract import ROLES
 from agent_intercom.orchestration.reader import Overview
 from agent_intercom.tui.view import count, moment, words
 
 _LIST: Final = ("SESSION", "RUN", "STATE", "ROUND", "WORKERS", "TOKENS", "NOW", "PROJECT")
-_ROLES: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", "TOKENS", "CONTEXT", "MODEL")
+_ROLE_HEADER: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", "TOKENS", "CONTEXT", "MODEL")
 _EVENTS: Final = ("NUMBER", "TIME", "ROLE", "EVENT", "ROUND", "STATUS")
 _USED: Final = ("CALLS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOGETHER", "COST")
 _UNTOLD: Final = "-"
@@ -52,19 +53,20 @@ def status_lines(
     workflow, used = shown["workflow"], shown["usage"]
     since = ago(workflow["updated_at"], now_ms)
     changed = f", last changed {since} ago" if since else ""
-    flow = f"round {workflow['round']}, {words(workflow['implementation_flow'])} flow"
-    yield f"state: {words(workflow['state'])}, {flow}{changed}"
+    state = words(workflow["state"]) + ("" if data["live"] else " when it ended")
+    yield f"state: {state}, round {workflow['round']}, {words(workflow['implementation_flow'])} flow{changed}"
     yield from _unit_lines(data)
     limit = f" of {count(used['soft_total_tokens'])}" if used["soft_total_tokens"] else ""
     cost = sum(role["cost_total"] for role in shown["roles"])
-    yield f"tokens: {count(used['total_tokens'])}{limit}, {_number(used['provider_calls'])} calls, cost {cost:.4f}"
+    yield f"tokens: {count(used['total_tokens'])}{limit}, {_calls(used['provider_calls'])}, cost {cost:.4f}"
     if data["budget_exceeded"]:
         yield f"over budget: {', '.join(data['budget_exceeded'])} (nothing is stopped by it)"
     yield from _round_lines(shown)
-    rows = [_role(role, shown, overview, now_ms) for role in data["roles"]]
-    yield from table(_ROLES, rows)
+    roles = sorted(data["roles"], key=lambda role: _place(role["name"]))
+    yield from table(_ROLE_HEADER, [_role(role, data, overview, now_ms) for role in roles])
     for each in waiting:
-        yield f"awaited: {each.phrase}"
+        since = ago(each.since, now_ms)
+        yield f"awaited: {each.phrase}" + (f" (since {since})" if since else "")
     for step in data["next"]:
         yield f"next: {step['why']}: {step['command']}"
 
@@ -104,7 +106,7 @@ def usage_lines(data: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = [
         (role["role"], *_used(role["cumulative"]), _percent(role["cumulative"]["context_percent"]))
-        for role in data["roles"]
+        for role in sorted(data["roles"], key=lambda role: _place(role["role"]))
     ]
     yield from table(
         ("ROLE", *_USED, "CONTEXT"), [*rows, ("all", *_used(data["cumulative"]), "")] if len(rows) > 1 else rows
@@ -113,7 +115,7 @@ def usage_lines(data: Mapping[str, Any]) -> Iterator[str]:
     if not found:
         yield "No assignment has been reported yet."
         return
-    found.sort(key=lambda one: (one[1]["round"], one[0]))
+    found.sort(key=lambda one: (one[1]["round"], _place(one[0])))
     yield ""
     nothing = (_UNTOLD,) * (len(_USED) + 1)
     rows = []
@@ -169,11 +171,16 @@ def _round_lines(shown: Mapping[str, Any]) -> Iterator[str]:
             yield f"guardrail: {role['role']}, {printable(fact['level'])}: {what} (nothing is stopped by it)"
 
 
-def _role(role: Mapping[str, Any], shown: Mapping[str, Any], overview: Overview, now_ms: int) -> Sequence[str]:
-    """A role as a row of the table."""
-    row = next((each for each in shown["roles"] if each["role"] == role["name"]), None)
+def _place(role: str) -> tuple[int, str]:
+    """Roles in the order in which they are made, those that nobody knows last."""
+    return (ROLES.index(role) if role in ROLES else len(ROLES), role)
+
+
+def _role(role: Mapping[str, Any], data: Mapping[str, Any], overview: Overview, now_ms: int) -> Sequence[str]:
+    """A role as a row of the table. Of a run that has ended, nothing is told that holds for now."""
+    shown, row = data["broker"], role["broker_state"]
     if row is None:
-        return (role["name"], *(_UNTOLD,) * (len(_ROLES) - 2), _model(role))
+        return (role["name"], *(_UNTOLD,) * (len(_ROLE_HEADER) - 2), _model(role))
     assignment, active = row["assignment"], overview.active.get(role["name"])
     work = _UNTOLD if assignment is None else f"{words(assignment['kind'])} r{assignment['round']}"
     if assignment is not None and assignment["state"] not in {"accepted", "completed"}:
@@ -184,10 +191,10 @@ def _role(role: Mapping[str, Any], shown: Mapping[str, Any], overview: Overview,
     tokens = count(row["total_tokens"]) + (f" of {count(soft)}" if soft else "")
     return (
         role["name"],
-        f"{'up' if row['connected'] else 'away'}, g{row['generation']}",
+        f"{'up' if row['connected'] else 'away'}, g{row['generation']}" if data["live"] else _UNTOLD,
         words(row["state"]) + (f", {words(row['activity'])}" if row["activity"] and active else ""),
         work,
-        ago(active.created_at, now_ms) if active else "",
+        ago(active.created_at, now_ms) if active and data["live"] else "",
         last,
         tokens + ("!" if row["soft_budget_exceeded"] else ""),
         _percent(row["context_percent"]),
@@ -213,6 +220,10 @@ def _used(used: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _number(value: int | None) -> str:
     return _UNTOLD if value is None else f"{value:,}"
+
+
+def _calls(value: int | None) -> str:
+    return "1 call" if value == 1 else f"{_number(value)} calls"
 
 
 def _percent(value: float | None) -> str:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +20,17 @@ from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig
 from agent_intercom.orchestration.rundir import RoleSpec, RunSpec
 from agent_intercom.orchestration.startup import Startup
 from agent_intercom.wire.clock import Now
-from tests.unit.orchcli import Home, home
-
-__all__ = ["home"]
+from tests.unit.orchcli import Home
 
 DAY = 86_400
 CANARY = "canary-4d1c the task"
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Home]:
+    """One with a path that is short enough for addresses of sockets."""
+    with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as directory:
+        yield Home(Path(directory), monkeypatch, capfd)
 
 
 def root_of(home: Home) -> Path:

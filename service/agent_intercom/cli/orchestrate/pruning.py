@@ -7,15 +7,18 @@ import argparse
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, CommandFailure, JsonObject
 from agent_intercom.orchestration import inventory, retention, rundir, runtime
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.inventory import Leftover, RunFiles
+
+if TYPE_CHECKING:
+    from agent_intercom.orchestration.config.shapes import Configuration
 
 REASONS: Final = {retention.AGE: "ended long ago", retention.NUMBER: "enough newer ones"}
 _LEFTOVERS: Final = {
@@ -60,21 +63,20 @@ def prune(options: argparse.Namespace) -> Answer:
     return Answer(data, _told(plan, failed), (LOCAL_RUNTIME_ERROR, f"{text}{next(iter(failed.values()))}. {hint}"))
 
 
-def rules_of(environ: Mapping[str, str]) -> Rules:
-    """The rules of `[retention]` in the configuration. Raises Refusal `config_invalid`."""
-    from agent_intercom.orchestration.config.load import load  # not needed where the rules are given
-
-    configuration = load(environ)
+def rules_in(configuration: Configuration) -> Rules:
+    """The rules of `[retention]` in a configuration."""
     said = any(key.partition(".")[0] == "retention" for key in configuration.own_keys)
-    source = configuration.own_file if said else "default"
-    return Rules(configuration.retention.keep_days, configuration.retention.keep_runs, source)
+    kept = configuration.retention
+    return Rules(kept.keep_days, kept.keep_runs, configuration.own_file if said else "default")
 
 
 def _rules(options: argparse.Namespace) -> Rules:
     """What was asked for counts alone: nobody who says 30 days wants what is newer to go because of its number."""
     if options.older_than is not None or options.keep is not None:
         return Rules(options.older_than, options.keep, "command line")
-    return rules_of(os.environ)
+    from agent_intercom.orchestration.config.load import load  # not needed where the rules are given
+
+    return rules_in(load(os.environ))
 
 
 def _runtime_dir() -> str:

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`orchestrate doctor`: the shape of its answer, and every fault with its way out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_intercom.cli.orchestrate import findings
+from agent_intercom.cli.orchestrate.findings import Systemd
+from agent_intercom.orchestration import hosting
+from tests.unit.orchcli import Home
+from tests.unit.test_orch_pruning import age, make, place, root_of
+
+VERSION = "257.9-1"
+CHECK_KEYS = {"name", "status", "detail", "way_out"}
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Home]:
+    """One with a path that is short enough for addresses of sockets."""
+    with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as directory:
+        yield Home(Path(directory), monkeypatch, capfd)
+
+
+def programs(home: Home) -> str:
+    """Launchers as installed; the path of the broker's."""
+    for name in ("orchestrate-broker", "orchestrate-worker"):
+        home.program(name, "#!/bin/sh\n")
+    return str(home.bin / "orchestrate-broker")
+
+
+def well(home: Home, **changes: Any) -> Systemd:
+    """A manager that has everything."""
+    service = {"ExecStart": [(programs(home), [], False)], "NeedDaemonReload": False}
+    units: dict[str, Any] = {"orchestrate@0.socket": {}, "orchestrate@0.service": service}
+    units |= {"orchestrate-reaper@0.service": {}, "orchestrate-prune.timer": {"ActiveState": "inactive"}}
+    return Systemd(version=VERSION, lingering=True, units=units)._replace(**changes)
+
+
+@pytest.fixture
+def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A machine on which everything is well."""
+    monkeypatch.setattr(findings, "ask_manager", lambda live: well(home))
+    monkeypatch.setattr(findings, "file_system", lambda directory: "tmpfs")
+    return home
+
+
+def say(monkeypatch: pytest.MonkeyPatch, found: Systemd) -> None:
+    monkeypatch.setattr(findings, "ask_manager", lambda live: found)
+
+
+def checks(home: Home, *words: str) -> dict[str, tuple[str, str, str]]:
+    """Name to status, detail and way out; what is told of twice is there once, by the worst."""
+    told: dict[str, tuple[str, str, str]] = {}
+    worse = ["ok", "warn", "fail"]
+    for check in home.json("doctor", *words).envelope["data"]["checks"]:
+        assert check.keys() == CHECK_KEYS
+        assert (check["way_out"] is None) == (check["status"] == "ok")
+        new = (check["status"], check["detail"], check["way_out"] or "")
+        if worse.index(new[0]) >= worse.index(told.get(check["name"], ("ok", "", ""))[0]):
+            told[check["name"]] = new
+    return told
+
+
+def test_the_shape_of_the_answer(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = machine.json("doctor").data
+    contract = {"commands", "tmux", "model_checks", "model_policy", "budget_policy", "paths"}
+    assert data.keys() == contract | {"systemd", "runs", "checks"}
+    commands = {command["name"]: command for command in data["commands"]}
+    assert commands["pi"] == {"name": "pi", "status": "ok", "path": str(machine.bin / "pi")}
+    assert commands["pi-bridge"]["path"] == str(machine.root / "package/extensions/orchestrator-worker.js")
+    assert data["tmux"].keys() == {"version", "server_running", "extended_keys", "extended_keys_format"}
+    assert data["model_checks"] == [
+        {"role": role, "provider": "openai-codex", "model": model, "available": True, "detail": "available"}
+        for role, model in (("implementer", "gpt-5.6-sol"), ("reviewer", "gpt-5.4"))
+    ]
+    assert data["model_policy"].keys() == {"config_path", "configured", "execution_profile", "project_config"}
+    assert data["model_policy"]["execution_profile"]["name"] == "thorough"
+    assert data["model_policy"]["configured"] is False
+    assert data["model_policy"]["project_config"]["matched"] is False
+    assert data["budget_policy"].keys() == {"config_path", "configured", "effective"}
+    assert data["budget_policy"]["effective"]["version"] == 1
+    state = machine.root / "home/.local/state/agent-intercom/runs"
+    pi = machine.root / "home/.pi/agent"
+    assert data["paths"] == {
+        "state_root": str(state),
+        "config": str(machine.root / "home/.config/agent-intercom/orchestrate.toml"),
+        "model_config": str(pi / "tmux-orchestrator.json"),
+        "budget_config": str(pi / "tmux-orchestrator-budgets.json"),
+        "project": str(machine.project),
+    }
+    expected = {"reachable": True, "version": VERSION, "lingering": True}
+    assert data["systemd"] == expected | {"units_installed": True, "units_current": True}
+    assert data["runs"] == {"live": 0, "failed": 0, "leftovers": 0, "retained": 0, "bytes": 0}
+    assert {check["status"] for check in data["checks"]} == {"ok"}
+
+
+def test_nothing_is_made_by_looking(machine: Home) -> None:
+    before = machine.tree()
+    assert machine.json("doctor").code == 0
+    assert machine.tree() == before
+
+
+def test_what_a_person_reads(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = machine.call("doctor", "--skip-model-check")
+    assert (said.code, said.err) == (0, "")
+    assert all(line.startswith("ok      ") for line in said.out.splitlines())
+    say(monkeypatch, Systemd("the user's bus does not answer", lingering=False))
+    said = machine.call("doctor")
+    assert said.code == 1
+    assert said.err.startswith("orchestrate: failed checks: systemd; systemd: no user service manager answers")
+    assert said.err.count("\n") == 1
+    assert "-> loginctl enable-linger, if runs" in said.out
+
+
+def test_a_missing_prerequisite_has_data_all_the_same(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(monkeypatch, Systemd("the user's bus does not answer"))
+    said = machine.json("doctor")
+    assert said.code == 1
+    assert said.error[0] == "missing_prerequisite"
+    data = said.envelope["data"]
+    assert data["tmux"] is None
+    assert data["systemd"]["reachable"] is False and data["systemd"]["units_installed"] is None
+    assert data["paths"]["project"] == str(machine.project)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "detail"),
+    [
+        ({"version": "251.4"}, "fail", "251.4"),
+        ({"version": "252"}, "ok", "252"),
+        ({"version": "v257-rc1"}, "ok", "v257"),
+    ],
+)
+def test_old_managers(
+    machine: Home, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], status: str, detail: str
+) -> None:
+    say(monkeypatch, well(machine, **changes))
+    told = checks(machine)["systemd"]
+    assert told[0] == status and detail in told[1]
+
+
+def test_units_that_are_missing_old_or_lead_nowhere(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = well(machine)
+    say(monkeypatch, good._replace(units={**good.units, "orchestrate@0.socket": None}))
+    assert checks(machine)["units"][:2] == ("fail", "not installed: orchestrate@.socket")
+    assert machine.json("doctor").envelope["data"]["systemd"]["units_installed"] is False
+    say(monkeypatch, good._replace(units={**good.units, "orchestrate@0.socket": {"NeedDaemonReload": True}}))
+    assert checks(machine)["units"][::2] == ("warn", "systemctl --user daemon-reload")
+    assert machine.json("doctor").data["systemd"]["units_current"] is False
+    (machine.bin / "orchestrate-worker").unlink()
+    say(monkeypatch, good)
+    status, detail, _ = checks(machine)["units"]
+    assert (status, detail) == ("fail", f"cannot be run: {machine.bin}/orchestrate-worker")
+
+
+def test_the_runtime_directory(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "file_system", lambda directory: "ext4")
+    assert checks(machine)["runtime-directory"][0] == "warn"
+    machine.runtime.chmod(0o755)
+    assert "others may enter" in checks(machine)["runtime-directory"][1]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(machine.root / "none"))
+    assert checks(machine)["runtime-directory"][:2] == ("fail", "XDG_RUNTIME_DIR names no directory")
+    long = machine.root / ("x" * 90)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    assert "too long" in checks(machine)["runtime-directory"][1]
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    said = machine.json("doctor")
+    assert said.error[0] == "missing_prerequisite"
+    assert said.envelope["data"]["runs"]["retained"] is None
+
+
+def test_a_module_that_is_missing(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "MODULES", ("json", "no_such_module_anywhere"))
+    assert checks(machine)["modules"][:2] == ("fail", "missing: no_such_module_anywhere")
+
+
+def test_the_harness(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.bin / "pi").unlink()
+    monkeypatch.setenv("AGENT_INTERCOM_PI_PACKAGE", "/nowhere")
+    told = checks(machine)
+    assert told["pi"][0] == told["worker-bridge"][0] == "fail"
+    # That the models cannot be asked for then is no news.
+    assert "model" not in told
+    machine.config('[defaults]\nharness = "external"\n')
+    told = checks(machine)
+    assert told["harness"][0] == "ok" and "pi" not in told
+
+
+def test_models_that_are_not_there(machine: Home) -> None:
+    machine.program("pi", "#!/bin/sh\nprintf 'provider model\\nopenai-codex gpt-5.4\\n'\n")
+    said = machine.json("doctor").data
+    assert [row["available"] for row in said["model_checks"]] == [False, True]
+    told = checks(machine)
+    assert told["model"][0] == "warn" and told["model"][1].startswith("implementer: openai-codex/gpt-5.6-sol")
+    assert told["models"][1] == "available for reviewer"
+    assert machine.json("doctor", "--skip-model-check").data["model_checks"] == []
+
+
+def test_settings_that_are_wrong(machine: Home) -> None:
+    machine.config("[retention]\nkeep_days = 'x'\n")
+    said = machine.json("doctor")
+    assert said.error[0] == "orchestration_error"
+    told = checks(machine)["settings"]
+    assert told[0] == "fail" and "retention.keep_days" in told[1]
+    data = said.envelope["data"]
+    assert data["model_policy"]["execution_profile"] is None and data["budget_policy"]["effective"] is None
+    assert data["tmux"] is not None
+
+
+def test_which_of_two_files_counts(machine: Home) -> None:
+    original = machine.file("home/.pi/agent/tmux-orchestrator.json", '{"version": 1}')
+    told = checks(machine)
+    assert "settings-unused" not in told and f"{original} (models)" in told["settings"][1]
+    assert machine.json("doctor").data["model_policy"] == machine.json("doctor").data["model_policy"] | {
+        "config_path": original,
+        "configured": True,
+    }
+    machine.config('default_profile = "economy"\n')
+    told = checks(machine)
+    assert told["settings-unused"][:2] == (
+        "warn",
+        f"{original} does not count: orchestrate.toml speaks of the same",
+    )
+    assert "orchestrate.toml (models)" in told["settings"][1]
+
+
+def test_a_run_whose_broker_does_not_work(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(machine, "team", "r1", 0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place(machine, run))
+        listener.listen()
+        assert checks(machine)["runs"][:2] == ("ok", "1 live")
+        for broker, words in (
+            (hosting.BrokerUnit("active", "running", "active, round 2; degraded: STATE_FULL", 7, ""), "STATE_FULL"),
+            (hosting.BrokerUnit("failed", "failed", "", 0, "exit-code"), "its broker has failed (exit-code)"),
+        ):
+            say(monkeypatch, well(machine, brokers={"teamr1": broker}))
+            said = machine.json("doctor")
+            assert said.code == 2 and said.error[0] == "orchestration_error"
+            status, detail, way_out = checks(machine)["run"]
+            assert status == "fail" and detail.startswith("team: ") and words in detail
+            assert "orchestrate@teamr1.service" in way_out
+            assert said.envelope["data"]["runs"] == said.envelope["data"]["runs"] | {"live": 1, "failed": 1}
+        well_broker = hosting.BrokerUnit("active", "running", "active, round 1; 2 of 2 workers connected", 7, "")
+        say(monkeypatch, well(machine, brokers={"teamr1": well_broker}))
+        assert machine.json("doctor").code == 0
+
+
+def test_a_run_that_lives_and_cannot_be_read(machine: Home) -> None:
+    run = make(machine, "team", "r1", 0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place(machine, run))
+        listener.listen()
+        (run / "manifest.json").write_text("{")
+        status, detail, way_out = checks(machine)["run"]
+    assert status == "fail" and detail.startswith("team: it lives, and cannot be read")
+    assert way_out == f"look at {run}"
+
+
+def test_units_that_have_failed(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = ["orchestrate@a1.service", "orchestrate-a1-probe-g2.service", "orchestrate-prune.service"]
+    say(monkeypatch, well(machine, failed=failed))
+    status, detail, way_out = checks(machine)["failed-units"]
+    assert status == "warn" and all(name in detail for name in failed)
+    assert "systemctl --user reset-failed 'orchestrate*'" in way_out
+    assert machine.json("doctor").data["runs"]["failed"] == 1
+
+
+def test_what_runs_have_left(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = make(machine, "a", "kept", 1, begun=False)
+    half = make(machine, "a", "half", 3)
+    (half / "manifest.json").unlink()
+    age(half, 3)
+    broken = make(machine, "b", "broken", 3)
+    (broken / "manifest.json").write_text("{")
+    stale = make(machine, "c", "stale", 3)
+    place(machine, stale)
+    told = checks(machine)
+    assert told["startup-files"][1].startswith("1 of the runs that have ended still have their task")
+    assert told["leftovers"][:2] == ("warn", "1 directories belong to no run")
+    assert told["unreadable"][2] == f"look at {broken}"
+    assert told["stale-place"][1].startswith("run cstale was started and not stopped")
+    assert f"rm -r {machine.runtime}/agent-intercom/run/cstale" in told["stale-place"][2]
+    runs = machine.json("doctor").data["runs"]
+    assert (runs["live"], runs["leftovers"], runs["retained"]) == (0, 3, 2)
+    assert runs["bytes"] > 0
+    assert kept.exists() and half.exists()
+
+
+def test_more_runs_than_the_settings_keep(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(machine, "a", "old", 40)
+    make(machine, "a", "new", 1)
+    status, detail, way_out = checks(machine)["retained"]
+    assert status == "warn" and "1 of them are more than the settings keep" in detail
+    assert "systemctl --user enable --now orchestrate-prune.timer" in way_out
+    good = well(machine)
+    say(monkeypatch, good._replace(units={**good.units, "orchestrate-prune.timer": {"ActiveState": "active"}}))
+    assert "enable --now" not in checks(machine)["retained"][2]
+    machine.config("[retention]\nkeep_days = 90\n")
+    assert checks(machine)["retained"][0] == "ok"
+
+
+def test_a_state_root_that_is_a_link(machine: Home) -> None:
+    root_of(machine).parent.mkdir(parents=True)
+    root_of(machine).symlink_to(machine.root)
+    assert checks(machine)["state-root"][0] == "fail"
+
+
+def test_runs_in_tmux(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.root / f"tmux-{os.geteuid()}").mkdir()
+    monkeypatch.setenv("TMUX_TMPDIR", str(machine.root))
+    script = """#!/bin/sh
+case "$1" in
+    -V) echo 'tmux 3.5a' ;;
+    list-windows) printf 'old\\tagents\\t/somewhere/old/r\\n' ;;
+    list-sessions) echo ;;
+    show-options) [ "$4" = extended-keys ] && echo on || echo csi-u ;;
+esac
+"""
+    machine.program("tmux", script)
+    assert "1 of the tmux program go on: old" in checks(machine)["tmux-runs"][1]
+    expected = {"version": "3.5a", "server_running": True}
+    assert machine.json("doctor").data["tmux"] == expected | {"extended_keys": "on", "extended_keys_format": "csi-u"}
+
+
+def test_where_there_is_no_tmux(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(machine.bin))
+    data = machine.json("doctor", "--skip-model-check").data
+    expected = {"version": None, "server_running": False}
+    assert data["tmux"] == expected | {"extended_keys": None, "extended_keys_format": None}
+    assert "tmux" not in {command["name"] for command in data["commands"]}
+
+
+def test_a_project_can_be_named(machine: Home) -> None:
+    other = machine.root / "other"
+    other.mkdir()
+    assert machine.json("doctor", "--project", str(other)).data["paths"]["project"] == str(other)
+    assert machine.json("doctor", "--project", str(other / "none")).error[0] == "invalid_arguments"
+
+
+def test_texts_from_files_cannot_move_the_cursor(machine: Home) -> None:
+    machine.config('default_profile = "a\\u001b[2J"\n')
+    said = machine.call("doctor")
+    assert "\x1b" not in said.out + said.err and "settings" in said.out
+
+
+def test_no_manager_is_one_line(home: Home) -> None:
+    """Without a bus, as the function itself says it."""
+    found = findings.ask_manager([])
+    assert not found.reachable and found.problem and "\n" not in found.problem
+    assert found.result()["units_current"] is None

@@ -312,6 +312,7 @@ _RULES = {
     "model_attributes_type": "must be a table",
     "list_type": "must be a list",
     "is_instance_of": "must be a list",
+    "sequence_str": "must be a list",
     "missing": "must be there",
     "string_pattern_mismatch": "must be the name of a profile: 1 to 32 of a-z, 0-9 and -, a letter first",
     "literal_error": "must be one of {expected}",

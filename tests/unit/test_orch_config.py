@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`orchestrate.toml`: what it takes, what it refuses and how, which file counts for what, and `orchestrate config`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from agent_intercom.orchestration import budget, contract, harness, manifest
+from agent_intercom.orchestration.config import model, packaged
+from agent_intercom.orchestration.config.files import MAX_BYTES
+from agent_intercom.orchestration.config.plan import Asked, plan
+from agent_intercom.orchestration.config.shapes import Choice, Configuration
+from tests.unit.orchcli import Home
+from tests.unit.orchconfig import ROLES, Files, files
+
+__all__ = ["files"]
+
+FAST = "[profiles.fast]\n" + "".join(f'{role} = "low"\n' for role in ROLES)
+
+EVERYTHING = f"""
+default_profile = "fast"
+
+{FAST}
+
+[defaults]
+provider = "anthropic"
+model = "claude"
+thinking = "high"
+harness = "external"
+
+[roles.reviewer]
+provider = "openai"
+model = "gpt"
+thinking = "max"
+harness = "pi"
+
+[[projects]]
+directory = "PROJECT"
+profile = "economy"
+implementation_flow = "phased"
+specialists = ["django", "probe"]
+workspace_capsule = true
+defaults = {{ thinking = "low", harness = "pi" }}
+roles.probe = {{ provider = "p", model = "m", harness = "external" }}
+
+[[projects]]
+directory = "OTHER"
+specialists = []
+
+[budget]
+version = 1
+enforcement = "hard"
+warning.run.operational_tokens = "off"
+hard.assignment.context_percent = 90
+
+[harness.pi]
+command = "pi-next"
+bridge = "BRIDGE"
+
+[environment]
+pass = ["DATABASE_URL", "FOO_*"]
+drop = ["AWS_*"]
+
+[retention]
+keep_days = 7
+keep_runs = 10
+"""
+
+
+def everything(files: Files) -> Configuration:
+    bridge = files.home / "orchestrator-worker.js"
+    bridge.write_text("")
+    text = EVERYTHING.replace("PROJECT", str(files.project)).replace("OTHER", str(files.other))
+    files.toml(text.replace("BRIDGE", str(bridge)))
+    return files.load()
+
+
+def test_the_schema_speaks_of_the_same_things_as_the_rest() -> None:
+    assert get_args(model.Role) == contract.ROLES
+    assert get_args(model.Specialist) == contract.SPECIALISTS
+    assert set(get_args(model.Harness)) == harness.HARNESSES
+    assert get_args(model.Thinking) == packaged.THINKING
+    assert set(packaged.THINKING) == manifest.THINKING
+    assert packaged.FLOWS == ("single", "phased")
+    assert [*packaged.PROFILES] == ["thorough", "balanced", "economy"]
+    assert all(tuple(levels) == contract.ROLES for levels in packaged.PROFILES.values())
+    assert all(level in packaged.THINKING for levels in packaged.PROFILES.values() for level in levels.values())
+    assert tuple(packaged.MODELS) == contract.ROLES
+
+
+def test_without_any_file_everything_is_packaged(files: Files) -> None:
+    found = files.load()
+    assert [(file.kind, file.present, file.counted) for file in found.files] == [
+        ("orchestrate.toml", False, ()),
+        ("original-models", False, ()),
+        ("original-budget", False, ()),
+    ]
+    assert (found.models.file, found.budget.policy) == (str(files.models), None)
+    assert (found.passed, found.dropped) == ((), ())
+    assert (found.retention.keep_days, found.retention.keep_runs) == (30, 200)
+    assert (found.harness.pi_command, found.harness.pi_bridge) == ("pi", None)
+
+
+def test_everything_that_it_takes(files: Files) -> None:
+    found = everything(files)
+    assert found.files[0].counted == ("models", "budget", "harness", "environment", "retention")
+    models = found.models
+    assert (models.file, models.default_profile) == (str(files.own), "fast")
+    assert models.profiles == {"fast": dict.fromkeys(ROLES, "low")}
+    assert models.defaults == Choice(provider="anthropic", model="claude", thinking="high")
+    assert models.roles == {"reviewer": Choice(provider="openai", model="gpt", thinking="max")}
+    first, second = models.projects
+    assert (first.key, first.directory, first.profile) == ("projects[0]", str(files.project), "economy")
+    assert (first.implementation_flow, first.specialists) == ("phased", ("django", "probe"))
+    assert (first.workspace_capsule, first.defaults) == (True, Choice(thinking="low"))
+    assert first.roles == {"probe": Choice(provider="p", model="m")}
+    assert (second.key, second.specialists, second.workspace_capsule) == ("projects[1]", (), None)
+    assert found.harness.default == "external"
+    assert found.harness.roles == {"reviewer": "pi"}
+    project = found.harness.projects[str(files.project)]
+    assert (project.key, project.default, project.roles) == ("projects[0]", "pi", {"probe": "external"})
+    assert found.harness.pi_command == "pi-next"
+    assert found.harness.pi_bridge == str(files.home / "orchestrator-worker.js")
+    policy = found.budget.policy
+    assert policy is not None
+    assert policy.warning["run"] == {"operational_tokens": None}
+    assert policy.hard["assignment"] == {"context_percent": 90}
+    assert (found.passed, found.dropped) == (("DATABASE_URL", "FOO_*"), ("AWS_*",))
+    assert (found.retention.keep_days, found.retention.keep_runs) == (7, 10)
+    assert {"harness.pi.command", "environment.pass", "retention.keep_days"} <= found.own_keys
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "rule"),
+    [
+        ("colour = 1", "colour", "unknown key; known here: default_profile, profiles, defaults, roles, projects"),
+        ("default_profile = 1", "default_profile", "must be text"),
+        ('default_profile = "Fast"', "default_profile", "must be the name of a profile"),
+        ('default_profile = "fast"', "default_profile", "Unknown execution profile: fast (known: thorough, balanced"),
+        ("profiles = 1", "profiles", "must be a table"),
+        ('[profiles."no name"]' + FAST[15:], "profiles.no name", "must be the name of a profile"),
+        (FAST.replace("fast", "thorough"), "profiles.thorough", "is a packaged profile"),
+        (FAST.replace('probe = "low"\n', ""), "profiles.fast", "must say something about every role; missing: probe"),
+        (FAST + 'tester = "low"', "profiles.fast.tester", "must be one of 'implementer', 'reviewer'"),
+        (FAST.replace('probe = "low"', 'probe = "lowest"'), "profiles.fast.probe", "must be one of 'off', 'minimal'"),
+        ("".join(FAST.replace("fast", f"p{n}") for n in range(17)), "profiles", "must have at most 16 entries"),
+        ("[defaults]\nprovider = 'a'", "defaults", "must give provider and model both or neither"),
+        ("[defaults]\nmodel = 'a'", "defaults", "must give provider and model both or neither"),
+        ("[defaults]\nprovider = 'a b'\nmodel = 'm'", "defaults.provider", "must have no blank, control or"),
+        ("[defaults]\nprovider = 'p'\nmodel = \"m\\u007f\"", "defaults.model", "must have no blank, control or"),
+        ("[defaults]\nprovider = 'p'\nmodel = '-m'", "defaults.model", "must not begin with a dash"),
+        ("[defaults]\nprovider = ''\nmodel = 'm'", "defaults.provider", "must have 1 to 256 characters"),
+        (f"[defaults]\nprovider = '{'p' * 257}'\nmodel = 'm'", "defaults.provider", "must have 1 to 256 characters"),
+        ("[defaults]\nthinking = 'deep'", "defaults.thinking", "must be one of 'off'"),
+        ("[defaults]\nharness = 'codex'", "defaults.harness", "must be one of 'pi' or 'external'"),
+        ("[roles.reviewer]\napiKey = 'k'", "roles.reviewer.apiKey", "unknown key; known here: provider, model, thin"),
+        ("[roles.tester]\nthinking = 'low'", "roles.tester", "must be one of 'implementer'"),
+        ("projects = 'x'", "projects", "must be a list"),
+        ("projects = 5", "projects", "must be a list"),
+        ("projects = [5]", "projects[0]", "must be a table"),
+        ("roles = 5", "roles", "must be a table"),
+        ("roles.probe = 5", "roles.probe", "must be a table"),
+        ("defaults = 5", "defaults", "must be a table"),
+        ("[[projects]]\nprofile = 'economy'", "projects[0].directory", "must be there"),
+        ("[[projects]]\ndirectory = 'x'", "projects[0].directory", "must be an absolute path"),
+        ('[[projects]]\ndirectory = "/a\\u0000b"', "projects[0].directory", "must be an absolute path"),
+        ("[[projects]]\ndirectory = '/nowhere/at/all'", "projects[0].directory", "must exist"),
+        ("[[projects]]\ndirectory = 'PROJECT/'", "projects[0].directory", "must be canonical: PROJECT"),
+        ("[[projects]]\ndirectory = 'PROJECT'\n" * 2, "projects[1].directory", "must not be the directory of another"),
+        ("[[projects]]\ndirectory = 'PROJECT'\nprofile = 'fast'", "projects[0].profile", "Unknown execution profile"),
+        ("[[projects]]\ndirectory = 'PROJECT'\napprove = true", "projects[0].approve", "unknown key; known here: dir"),
+        ("[[projects]]\ndirectory = 'PROJECT'\nspecialists = ['probe', 'probe']", "projects[0].specialists", "must n"),
+        ("[[projects]]\ndirectory = 'PROJECT'\nspecialists = ['a']", "projects[0].specialists[0]", "must be one of"),
+        ("[[projects]]\ndirectory = 'PROJECT'\nspecialists = 'probe'", "projects[0].specialists", "must be a list"),
+        ("[[projects]]\ndirectory = 'PROJECT'\nworkspace_capsule = 1", "projects[0].workspace_capsule", "must be true"),
+        ("[[projects]]\ndirectory = 'PROJECT'\nimplementation_flow = 'x'", "projects[0].implementation_flow", "must"),
+        ("[[projects]]\ndirectory = 'PROJECT'\n[projects.defaults]\nmodel = 'm'", "projects[0].defaults", "must give"),
+        ("[[projects]]\ndirectory = 'PROJECT'\n" * 65, "projects", "must have at most 64 entries"),
+        ("budget = 1", "budget", "must be a table"),
+        ("[budget]\nversion = 2", "budget.version", "must be 1"),
+        ("[budget]\nlimit = 2", "budget", "takes only the keys version enforcement warning hard"),
+        ("[budget]\nenforcement = 'off'", "budget.enforcement", "must be one of warn-only hard"),
+        ("[budget]\nwarning.run.cost_total = nan", "budget.warning.run.cost_total", "must be a number above 0 and at"),
+        ("[budget]\nwarning.run.provider_calls = 0", "budget.warning.run.provider_calls", "must be an integer from 1"),
+        (
+            "[budget]\nhard.run.operational_tokens = 5",
+            "budget.warning.run.operational_tokens",
+            "cannot exceed its hard threshold",
+        ),
+        ("[harness.codex]", "harness.codex", "unknown key; known here: pi"),
+        ("[harness.pi]\ncommand = 'bin/pi'", "harness.pi.command", "must be the name of a program in PATH or an abs"),
+        ("[harness.pi]\nbridge = 'x.js'", "harness.pi.bridge", "must be an absolute path without . or .."),
+        ("[harness.pi]\nbridge = '/nowhere/x.js'", "harness.pi.bridge", "must be a file that is there"),
+        ("[environment]\nkeep = []", "environment.keep", "unknown key; known here: pass, drop"),
+        ("[environment]\npass = 'A'", "environment.pass", "must be a list"),
+        ("[environment]\npass = ['A', '*_KEY']", "environment.pass[1]", "must be the name of a variable"),
+        ("[environment]\ndrop = ['A=1']", "environment.drop[0]", "must be the name of a variable"),
+        ("[environment]\npass = ['AGENT_INTERCOM_SCOPE_ID']", "environment.pass[0]", "is never passed on (the scope"),
+        ("[environment]\npass = ['LISTEN_*']", "environment.pass[0]", "is never passed on (the service manager"),
+        ("[retention]\nkeep_days = 0", "retention.keep_days", "must be at least 1"),
+        ("[retention]\nkeep_runs = 100001", "retention.keep_runs", "must be at most 100000"),
+        ("[retention]\nkeep_runs = true", "retention.keep_runs", "must be a whole number"),
+        ("[retention]\nkeep_runs = 1.0", "retention.keep_runs", "must be a whole number"),
+    ],
+)
+def test_what_it_refuses(files: Files, text: str, key: str, rule: str) -> None:
+    files.toml(text.replace("PROJECT", str(files.project)))
+    found_key, found_rule = files.problem()
+    assert found_key == key
+    assert found_rule.startswith(rule.replace("PROJECT", str(files.project)))
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"x = ", "must be TOML: "),
+        (b"x = 1\nx = 2", "must be TOML: "),
+        (b"\xff", "must be TOML in UTF-8"),
+        (b"x = " + b"[" * 30_000, "must be TOML: "),
+        (b"x = " + b"1" * 5_000, "must be TOML: "),
+        (b"#" * (MAX_BYTES + 1), "must have at most 65536 bytes"),
+    ],
+)
+def test_what_is_no_such_file(files: Files, content: bytes, rule: str) -> None:
+    files.own.write_bytes(content)
+    key, found = files.problem()
+    assert key == ""
+    assert found.startswith(rule)
+
+
+def test_the_longest_file_is_read(files: Files) -> None:
+    files.own.write_bytes(b"#" * MAX_BYTES)
+    assert files.load().files[0].present
+
+
+def test_tables_in_tables_end_somewhere(files: Files) -> None:
+    files.toml("[budget]\n" + "a." * 20_000 + "a = 1")
+    assert files.problem() == ("budget", "takes only the keys version enforcement warning hard")
+
+
+def test_a_link_is_followed_but_never_into_the_project(files: Files) -> None:
+    real = files.other / "settings.toml"
+    real.write_text("[retention]\nkeep_days = 3")
+    files.own.symlink_to(real)
+    assert files.load().retention.keep_days == 3
+    files.own.unlink()
+    files.own.symlink_to(files.project / "settings.toml")
+    assert files.problem()[1].startswith("is a link to nothing")
+    (files.project / "settings.toml").write_text("")
+    assert files.problem() == ("", "must lie outside the project that it configures; move it")
+
+
+def test_a_pipe_a_directory_and_what_cannot_be_read(files: Files) -> None:
+    os.mkfifo(files.own)
+    assert files.problem() == ("", "must be a regular file")
+    files.own.unlink()
+    files.own.mkdir()
+    assert files.problem() == ("", "must be a regular file")
+    files.own.rmdir()
+    files.own.symlink_to(files.own)
+    assert files.problem()[0] == ""
+
+
+def test_a_home_that_is_the_project_has_no_configuration_of_its_own(files: Files) -> None:
+    files.project = files.home
+    files.load()
+    files.toml("")
+    assert files.problem() == ("", "must lie outside the project that it configures; move it")
+
+
+def test_every_fault_is_told(files: Files) -> None:
+    files.toml(
+        "default_profile = 'fast'\n[[projects]]\ndirectory = '/nowhere'\n[budget]\nhard.run.x = 1\n"
+        "[harness.pi]\nbridge = '/nowhere'"
+    )
+    files.environ["AGENT_INTERCOM_ORCHESTRATE_DEFAULT_PROFILE"] = "Slow"
+    found = files.examine()
+    assert [(os.path.basename(file), key) for file, key, _ in found.problems] == [
+        ("orchestrate.toml", "budget.hard.run"),
+        ("orchestrate.toml", "harness.pi.bridge"),
+        ("AGENT_INTERCOM_ORCHESTRATE_DEFAULT_PROFILE", ""),
+        ("orchestrate.toml", "default_profile"),
+        ("orchestrate.toml", "projects[0].directory"),
+    ]
+    with pytest.raises(Exception, match=r"and 4 more; `orchestrate config check` lists them"):
+        files.load()
+
+
+def test_a_file_that_may_not_count_is_not_judged(files: Files) -> None:
+    files.toml("colour = 1")
+    files.json("{")
+    assert files.problem()[0] == "colour"
+    assert [file.counted for file in files.examine().files] == [(), (), ()]
+    assert [file.present for file in files.examine().files] == [True, True, False]
+
+
+MODELS = {"version": 1, "defaults": {"provider": "p", "model": "json", "thinking": "low"}}
+BUDGET = {"version": 1, "enforcement": "hard"}
+
+
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("", False),
+        ("[retention]\nkeep_days = 3", False),
+        ("[defaults]\nharness = 'external'", False),
+        ("[profiles]\n[defaults]\n[roles]", False),
+        ("[[projects]]\ndirectory = 'PROJECT'\n[projects.defaults]\nharness = 'external'", False),
+        ("[[projects]]\ndirectory = 'PROJECT'", False),
+        ("default_profile = 'economy'", True),
+        (FAST, True),
+        ("[defaults]\nthinking = 'low'", True),
+        ("[roles.probe]\nprovider = 'p'\nmodel = 'm'", True),
+        ("[[projects]]\ndirectory = 'PROJECT'\nspecialists = []", True),
+        ("[[projects]]\ndirectory = 'PROJECT'\nworkspace_capsule = false", True),
+        ("[[projects]]\ndirectory = 'PROJECT'\n[projects.roles.probe]\nthinking = 'low'", True),
+    ],
+)
+def test_which_file_counts_for_models(files: Files, text: str, ours: bool) -> None:
+    files.toml(text.replace("PROJECT", str(files.project)))
+    files.json(MODELS)
+    files.budget(BUDGET)
+    found = files.load()
+    assert found.models.file == str(files.own if ours else files.models)
+    assert found.models.defaults.model != "json" if ours else found.models.defaults.model == "json"
+    assert found.budget.file == str(files.budgets)
+    assert [("models" in file.counted) for file in found.files] == [ours, not ours, False]
+    made = plan(found, Asked(project=str(files.project)))
+    assert made.orchestration_config == manifest.OrchestrationConfig(found.models.file, 4)
+    assert made.roles["reviewer"].harness == ("external" if "external" in text else "pi")
+
+
+def test_which_file_counts_for_budgets(files: Files) -> None:
+    files.json(MODELS)
+    files.budget(BUDGET)
+    files.toml("[budget]")
+    assert files.load().budget.file == str(files.budgets)
+    files.toml("[budget]\nwarning.role.cost_total = 2.5")
+    found = files.load()
+    assert found.budget.file == str(files.own)
+    assert [file.counted for file in found.files] == [("budget",), ("models",), ()]
+    assert plan(found, Asked(project=str(files.project))).budget_policy.enforcement == budget.WARN_ONLY
+
+
+def test_what_does_not_count_is_not_even_opened(files: Files) -> None:
+    files.toml("default_profile = 'economy'\n[budget]\nenforcement = 'hard'")
+    files.json("{")
+    files.budget("{")
+    assert [file.present for file in files.load().files] == [True, True, True]
+
+
+def test_places_that_the_environment_names(files: Files) -> None:
+    elsewhere = files.other / "models.json"
+    elsewhere.write_text('{"version": 2, "defaultProfile": "economy"}')
+    files.environ["PI_TMUX_ORCHESTRATOR_CONFIG"] = str(elsewhere)
+    assert files.load().models.default_profile == "economy"
+    files.environ["PI_TMUX_ORCHESTRATOR_CONFIG"] = "models.json"
+    found = files.examine()
+    assert found.problems == [("PI_TMUX_ORCHESTRATOR_CONFIG", "", "must be an absolute path")]
+    files.environ["PI_TMUX_ORCHESTRATOR_CONFIG"] = "~/models.json"
+    (files.home / "models.json").write_text('{"version": 2, "defaultProfile": "balanced"}')
+    assert files.load().models.default_profile == "balanced"
+
+
+def test_the_default_profile_of_the_environment(files: Files) -> None:
+    variable = "AGENT_INTERCOM_ORCHESTRATE_DEFAULT_PROFILE"
+    files.toml("default_profile = 'economy'\n" + FAST)
+    for value, expected in (("", "economy"), ("fast", "fast"), ("balanced", "balanced")):
+        files.environ[variable] = value
+        made = plan(files.load(), Asked(project=str(files.project)))
+        assert (made.profile.name, made.profile.source) == (expected, "user-global")
+        assert made.sources["profile"].word == ("environment" if value else "user")
+    files.environ[variable] = "slow"
+    assert files.problem() == ("", "Unknown execution profile: slow (known: thorough, balanced, economy, fast)")
+    for value in ("Fast", "x y", "a" * 33, "\udcff"):
+        files.environ[variable] = value
+        assert files.problem() == ("", "must be the name of a profile (a-z, 0-9 and -)")
+
+
+def test_no_other_variable_is_a_setting(files: Files) -> None:
+    for name in ("PROFILES", "DEFAULTS", "RETENTION", "VARIABLES"):
+        files.environ[f"AGENT_INTERCOM_ORCHESTRATE_{name}"] = "{"
+    files.load()
+
+
+def config(home: Home) -> Path:
+    return home.root / "home/.config/agent-intercom/orchestrate.toml"
+
+
+def test_show_tells_where_every_value_comes_from(home: Home) -> None:
+    home.config(f"""
+        default_profile = "economy"
+        [roles.probe]
+        thinking = "max"
+        [budget]
+        warning.run.operational_tokens = "off"
+        [environment]
+        pass = ["DATABASE_URL"]
+        [[projects]]
+        directory = "{home.project}"
+        specialists = ["probe"]
+    """)
+    before = home.tree()
+    data = home.json("config", "show").data
+    assert home.tree() == before
+    assert data["problems"] == []
+    assert data["files"][0] == {
+        "path": str(config(home)),
+        "kind": "orchestrate.toml",
+        "present": True,
+        "counted": ["models", "budget", "environment"],
+    }
+    own = f"{config(home)}: "
+    expected = {
+        "runs": (str(home.root / "home/.local/state/agent-intercom/runs"), "packaged"),
+        "profile": ("economy", own + "default_profile"),
+        "implementation_flow": ("single", "packaged"),
+        "specialists": (["probe"], own + "projects[0].specialists"),
+        "workspace_capsule": (False, "packaged"),
+        "roles.probe.provider": ("openai-codex", "packaged"),
+        "roles.probe.thinking": ("max", own + "roles.probe.thinking"),
+        "roles.django.thinking": ("medium", "packaged: profiles.economy.django"),
+        "roles.django.harness": ("pi", "packaged"),
+        "budget.enforcement": ("warn-only", "packaged"),
+        "budget.warning.run.operational_tokens": (None, own + "budget.warning.run.operational_tokens"),
+        "budget.warning.role.operational_tokens": (200_000, "packaged"),
+        "harness.pi.command": ("pi", "packaged"),
+        "harness.pi.bridge": (None, "packaged"),
+        "environment.pass": (["DATABASE_URL"], own + "environment.pass"),
+        "environment.drop": ([], "packaged"),
+        "retention.keep_days": (30, "packaged"),
+        "retention.keep_runs": (200, "packaged"),
+    }
+    shown = {key: (one["value"], one["source"]) for key, one in data["settings"].items()}
+    assert expected.items() <= shown.items()
+    assert shown.keys() - expected.keys() == {
+        f"roles.{role}.{key}" for role in ROLES for key in ("provider", "model", "thinking", "harness")
+    } - {"roles.probe.provider", "roles.probe.thinking", "roles.django.thinking", "roles.django.harness"}
+
+    said = home.call("config", "show")
+    assert (said.code, said.err) == (0, "")
+    assert f"# {config(home)}: models, budget, environment\n" in said.out
+    assert 'roles.probe.thinking = "max"  # from orchestrate.toml: roles.probe.thinking\n' in said.out
+    assert "# budget.warning.run.operational_tokens: off  # from orchestrate.toml: budget.warning" in said.out
+    assert "# harness.pi.bridge: not set\n" in said.out
+    assert "retention.keep_days = 30\n" in said.out
+
+
+def test_show_is_for_a_project(home: Home) -> None:
+    other = home.root / "other"
+    other.mkdir()
+    home.config(f"[[projects]]\ndirectory = '{other}'\nprofile = 'balanced'")
+    assert home.json("config", "show").data["settings"]["profile"]["value"] == "thorough"
+    data = home.json("config", "show", "--project", "../other").data
+    assert data["settings"]["profile"] == {"value": "balanced", "source": f"{config(home)}: projects[0].profile"}
+
+
+def test_check_tells_every_fault(home: Home) -> None:
+    assert home.call("config", "check") == (0, "ok (nothing is configured)\n", "")
+    home.config("[retention]\nkeep_days = 0\nkeep_runs = 'all'")
+    said = home.call("config", "check")
+    assert said == (
+        2,
+        f"{config(home)}: retention.keep_days: must be at least 1\n"
+        f"{config(home)}: retention.keep_runs: must be a whole number\n",
+        "orchestrate: 2 faults in the settings; no run starts before that is put right\n",
+    )
+    for action in ("check", "show"):
+        envelope = home.json("config", action).envelope
+        assert envelope["error"]["code"] == "orchestration_error"
+        assert envelope["data"]["settings"] == {}
+        assert envelope["data"]["problems"] == [
+            {"file": str(config(home)), "key": "retention.keep_days", "rule": "must be at least 1"},
+            {"file": str(config(home)), "key": "retention.keep_runs", "rule": "must be a whole number"},
+        ]
+
+
+def test_check_names_what_is_passed_over(home: Home) -> None:
+    home.config("default_profile = 'economy'")
+    original = home.file("home/.pi/agent/tmux-orchestrator.json", "{}")
+    said = home.call("config", "check")
+    assert said.code == 0
+    assert said.out == f"ok ({config(home)})\n{original} does not count: orchestrate.toml says something about models\n"
+
+
+def test_check_of_places_and_projects(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_INTERCOM_RUNS_DIR", "runs")
+    problems = home.json("config", "check").envelope["data"]["problems"]
+    assert problems == [{"file": "AGENT_INTERCOM_RUNS_DIR", "key": "", "rule": "must be an absolute path"}]
+    monkeypatch.setenv("AGENT_INTERCOM_RUNS_DIR", "/runs")
+    data = home.json("config", "check").data
+    assert data["settings"]["runs"] == {"value": "/runs", "source": "AGENT_INTERCOM_RUNS_DIR"}
+    assert home.json("config", "check", "--project", "nowhere").error[0] == "invalid_arguments"
+
+
+def test_nothing_that_a_file_says_moves_the_cursor(home: Home) -> None:
+    home.config('"\\u001b[2J" = 1')
+    for said in (home.call("config", "check"), home.call("config", "show"), home.call("prune")):
+        assert said.code == 2
+        assert "\x1b" not in said.out + said.err

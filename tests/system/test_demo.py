@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +36,91 @@ def demo(bed: Any) -> Any:
 
 
 def leftovers(bed: Any) -> tuple[str, str]:
-    units = bed.as_user("alice", "systemctl --user list-units --all --plain --no-legend '*demo*'").stdout
-    listed = f"ls /run/user/4000 /run/user/4000/systemd/user {SOURCE}/build 2>/dev/null"
-    files = bed.as_user("alice", listed, check=False).stdout
-    return units, files
+    units = "systemctl --user list-units --all --plain --no-legend '*demo*' 'orchestrate[@-]*'"
+    listed = f"ls -R /run/user/4000/agent-intercom /run/user/4000/*demo* /run/user/4000/systemd/user {SOURCE}/build"
+    files = bed.as_user("alice", f"{listed} 2>/dev/null", check=False).stdout
+    return bed.as_user("alice", units).stdout, files
 
 
 def check(said: str) -> None:
+    """The conversation, and the run from plan to ready."""
     assert "reviewer reads from demo-writer: 'demo-question" in said
     assert "writer reads the answer: 'demo-answer" in said
+    work = [
+        "--implementation-flow phased",
+        "--harness implementer=external",
+        r"round 1 +the run is active",
+        r"round 1 +implementer +plan +demo-plan: .* its test has failed",
+        r"round 1 +implementer +implementation +demo-change: ",
+        r"passed: python3 -m unittest",
+        r"round 1 +reviewer +review +changes_requested: ",
+        r"failed: two words with a tab between them",
+        r"medium, words.py: demo-finding: .* counted as 1",
+        r"round 2 +the run is active",
+        r"round 2 +implementer +implementation +demo-change: ",
+        r"changed: words.py, test_words.py",
+        r"round 2 +reviewer +review +approved: ",
+        r"passed: two words with a tab between them",
+        r"round 2 +the run is ready",
+        r"\$ orchestrate status demo-team",
+        r"state: ready, round 2, phased flow",
+        r"implementer +up, g1 +idle ",
+        r"\$ orchestrate usage demo-team",
+        r"all +5 +[1-9]",
+        r"\+    return len\(text.split\(\)\)",
+    ]
+    assert re.search("(?s)" + ".*?".join(f"(?-s:{line})" for line in work), said)
+    for role, event in (("implementer", "report_accepted"), ("reviewer", "report_accepted")):
+        assert re.search(rf"run_event={event} role={role} round=2", said)
+    assert said.count("in any field of any of those lines (searched)") == 2
 
 
-def test_with_a_manager(demo: Any) -> None:
-    said = demo.as_user("alice", f"~/src/python/bin/python {SOURCE}/packaging/demo", timeout=120).stdout
+@pytest.fixture
+def no_units_of_runs(demo: Any) -> Iterator[None]:
+    """As for whoever has installed nothing: the manager knows no unit of runs."""
+    away = "mkdir -p /root/away && cd /usr/lib/systemd/user && mv orchestrate@* orchestrate-reaper@* /root/away"
+    reload = "systemctl --user daemon-reload"
+    demo.run(away)
+    demo.as_user("alice", reload)
+    yield
+    demo.run("mv /root/away/* /usr/lib/systemd/user && rmdir /root/away")
+    demo.as_user("alice", reload)
+
+
+def with_a_manager(demo: Any) -> str:
+    said = str(demo.as_user("alice", f"~/src/python/bin/python {SOURCE}/packaging/demo", timeout=180).stdout)
     check(said)
     assert "the broker is inactive." in said
     assert "made systemd start the broker: active, process" in said
-    assert "in any field of any of those lines (searched)" in said
+    assert "$ orchestrate start --project" in said
+    assert "$ orchestrate stop demo-team --yes" in said
+    assert "stopped, and no process of it is left" in said
     units, files = leftovers(demo)
     assert units == ""
     assert "demo" not in files
-    state = demo.as_user("alice", "ls -A ~/.local ~/.pi", check=False)
+    assert "run.json" not in files
+    assert "orchestrate" not in files
+    state = demo.as_user("alice", "ls -A ~/.local ~/.pi ~/.config", check=False)
     assert state.stdout == ""
+    return said
+
+
+def test_with_a_manager(demo: Any) -> None:
+    said = with_a_manager(demo)
+    assert "(/usr/bin/orchestrate)" in said
+
+
+@pytest.mark.usefixtures("no_units_of_runs")
+def test_with_a_manager_that_knows_no_runs(demo: Any) -> None:
+    said = with_a_manager(demo)
+    assert f"({SOURCE}/build/agent-intercom-demo-" in said
 
 
 def test_with_nothing(demo: Any) -> None:
     command = f"env -u XDG_RUNTIME_DIR -u DBUS_SESSION_BUS_ADDRESS ~/src/python/bin/python {SOURCE}/packaging/demo"
-    said = demo.as_user("alice", command, timeout=120).stdout
+    said = demo.as_user("alice", command, timeout=180).stdout
     check(said)
-    assert "the broker binds for itself" in said
-    assert "in any field of any of those lines (searched)" in said
+    assert "the brokers bind for themselves" in said
+    assert "`orchestrate start` needs a service manager." in said
     assert "There is no journal" not in said
     assert "ai-demo-" not in demo.run("ls /tmp").stdout

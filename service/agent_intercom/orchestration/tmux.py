@@ -16,15 +16,16 @@ from typing import Final
 TIMEOUT_S: Final = 2
 _WINDOW: Final = "agents"
 _OPTION: Final = "@pi_agents_coord"
-_FORMAT: Final = f"#{{session_name}}\t#{{window_name}}\t#{{{_OPTION}}}"
+_FORMAT: Final = f"#{{session_name}}:#{{window_name}}:#{{{_OPTION}}}"
+"""A session's name has no colon in it; a tab would not be printed."""
 
 
 def hosted(environ: Mapping[str, str]) -> dict[str, str]:
     """From the directory of every run that a server of tmux hosts to the session that it is in."""
     found = {}
     for line in _asked(["list-windows", "-a", "-F", _FORMAT], environ).split("\n"):
-        session, _, rest = line.partition("\t")
-        window, _, directory = rest.partition("\t")
+        session, _, rest = line.partition(":")
+        window, _, directory = rest.partition(":")
         if window == _WINDOW and path.isabs(directory):
             found[directory] = session
     return found
@@ -43,7 +44,8 @@ def _asked(arguments: list[str], environ: Mapping[str, str]) -> str:
         return ""
     try:
         done = subprocess.run(
-            [program, *arguments],
+            # UTF-8 whatever the locale is: paths would be changed otherwise.
+            [program, "-u", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=TIMEOUT_S,

@@ -41,7 +41,11 @@ class Run:
         report_usage: bool = False,
         thresholds: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
+        harness: str = "pi",
+        repairs: int | None = None,
     ) -> None:
+        self.harness = harness
+        self.repairs = repairs
         self.root = Path(tempfile.mkdtemp(prefix="or", dir="/tmp"))
         self.runtime = self.root / "run"
         self.runtime.mkdir(mode=0o700)
@@ -77,10 +81,11 @@ class Run:
             execution_profile=Profile("balanced", "packaged", "packaged-default"),
             orchestration_config=OrchestrationConfig(str(self.root / "config.json"), 3),
             project_config=UNMATCHED,
-            roles={role: rundir.RoleSpec(provider="p", model="m", thinking="medium") for role in self.roles},
+            roles={role: self._spec() for role in self.roles},
             implementation_flow=flow,
             forced_specialists=forced,
             budget_policy=budget.merge(budget.PACKAGED, budget.overrides(thresholds)),
+            max_repair_rounds=self.repairs,
             startup=rundir.Startup(task=task, role_tasks=role_tasks, context_capsule=capsule),
         )
         made = rundir.create(str(self.root / "state"), SESSION, "20260801T120000Z-1", spec, system_now())
@@ -92,6 +97,9 @@ class Run:
         )
         runtime.write(str(self.runtime), self.unit, place)
         self.socket = Path(runtime.socket_path(str(self.runtime), self.unit))
+
+    def _spec(self) -> rundir.RoleSpec:
+        return rundir.RoleSpec(provider="p", model="m", thinking="medium", harness=self.harness)
 
     # The process.
 

@@ -206,6 +206,7 @@ for _name, _flag in (("probe", "probe"), ("playwright", "playwright"), ("django"
 
 ELSEWHERE = {
     "--help": "tests/unit/test_orch_main.py",
+    "--json": "tests/unit/test_orch_main.py",
     "--project": "test_the_project",
     "--attach": "test_attach_is_for_people",
     "--workspace-capsule": "test_a_workspace_capsule",

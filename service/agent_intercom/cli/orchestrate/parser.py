@@ -61,7 +61,7 @@ def build(program: str, version: str) -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{program} {version}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object; may stand anywhere")
+    _json(parser)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True, parser_class=Parser)
     adding = _Adding(program, commands)
     _start(adding)
@@ -70,6 +70,11 @@ def build(program: str, version: str) -> Parser:
     _tending(adding)
     _supervisor(adding)
     return parser
+
+
+def _json(sub: Parser) -> None:
+    """Shown everywhere; the command line is read without it."""
+    sub.add_argument("--json", action="store_true", help="print one JSON object; may stand anywhere")
 
 
 def _exits() -> str:
@@ -93,6 +98,7 @@ class _Adding:
             formatter_class=Formatter,
             allow_abbrev=False,
         )
+        _json(sub)
         sub.set_defaults(command=run)
         yield sub
 
@@ -394,6 +400,7 @@ def _supervisor(adding: _Adding) -> None:
             made = operations.add_parser(
                 name, help=summary, description=description, formatter_class=Formatter, allow_abbrev=False
             )
+            _json(made)
             if session:
                 _session(made, needed=True)
             return made

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.mockmodel import Model
+from tests.system import realpi
 from tests.system.runs import Run
 from tests.system.wire import UID, Door, until
 
@@ -44,7 +46,8 @@ from agent_intercom.orchestration import runtime
 where = runtime.runtime_dir(os.environ)
 place = runtime.read(where, sys.argv[1])
 runtime.remove(where, sys.argv[1])
-runtime.write(where, sys.argv[1], msgspec.structs.replace(place, programs={"pi": sys.argv[2], "pi-bridge": "/b.js"}))
+programs = {"pi": sys.argv[2], "pi-bridge": sys.argv[3]}
+runtime.write(where, sys.argv[1], msgspec.structs.replace(place, programs=programs))
 """
 
 # Stands in for Pi. With STUBBORN it has a child that left its session, and neither goes when asked to.
@@ -88,9 +91,16 @@ class Hosting:
         program.write_text(_PI)
         program.chmod(0o755)
         if programs:
-            self.bed.python("alice", _PROGRAMS, run.unit, PI)
-        assert self.ask("hosting.listen(manager, unit)", run.unit) is None
+            self.give(run)
+        self.listen(run)
         return run
+
+    def give(self, run: Run, program: str = PI, bridge: str = "/b.js") -> None:
+        """Say what the workers of a run are made of."""
+        self.bed.python("alice", _PROGRAMS, run.unit, program, bridge)
+
+    def listen(self, run: Run) -> None:
+        assert self.ask("hosting.listen(manager, unit)", run.unit) is None
 
     def start(self, run: Run, role: str, generation: int = 1) -> Any:
         return self.ask(f"hosting.start_worker(manager, unit, {role!r}, {generation})", run.unit)
@@ -257,7 +267,7 @@ def test_the_launchers_reason_is_told_and_nothing_stays(hosting: Hosting) -> Non
     assert (code, text) == ("startup_failed", "the worker reviewer did not start: the run does not say where pi is")
     assert hosting.workers(run) == []
     # The same one can be started as soon as the cause is mended.
-    hosting.bed.python("alice", _PROGRAMS, run.unit, PI)
+    hosting.give(run)
     assert hosting.start(run, "reviewer") is None
     hosting.started("reviewer")
     assert hosting.start(run, "reviewer") == ["ManagerRefused", "UnitExists"]
@@ -287,6 +297,33 @@ def test_workers_of_a_role_are_ended_in_every_generation(hosting: Hosting) -> No
     alive = [hosting.path(f"/proc/{pid}").exists() for pid in pids]
     assert alive == [True, False, False]
     assert run.states()[::2] == ("active", "active")
+
+
+def test_the_real_pi_works_and_is_replaced(hosting: Hosting) -> None:
+    """Started and ended as a person's commands do it, with nothing in its environment but what the run was given."""
+    bed, home = hosting.bed, "/home/alice/.local/worker"
+    programs = realpi.programs(bed.root)
+    bed.as_user("alice", ["mkdir", "-p", home])
+    environment = {"HOME": home, "PI_CODING_AGENT_DIR": f"{home}/agent", "PI_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+    with Model({}) as model:
+        realpi.prepare(hosting.path(f"{home}/agent"), model.url)
+        realpi.executable(hosting.path(f"{home}/bin"), programs)
+        run = Run(bed, hosting.door, environment=environment)
+        hosting.give(run, f"{home}/bin/pi", str(programs.bridge))
+        hosting.listen(run)
+        for role in ("implementer", "reviewer"):
+            assert hosting.start(run, role) is None
+        run.told("ready, round 1; 2 of 2 workers connected")
+        nothing: Any = None
+        assert run.send("reviewer", nothing, action="restart")["success"]
+        assert hosting.ask("hosting.stop_workers(manager, unit, 'reviewer')", run.unit) is None
+        assert hosting.start(run, "reviewer", 2) is None
+        query = "SELECT generation, connected FROM roles WHERE role = 'reviewer'"
+        until(lambda: run.rows(query) == [{"generation": 2, "connected": 1}], "the reviewer of generation 2")
+        found = [(worker["role"], worker["generation"], worker["active"]) for worker in hosting.workers(run)]
+        assert found == [("implementer", 1, "active"), ("reviewer", 2, "active")]
+    assert hosting.end(run) is None
+    assert bed.run(["pgrep", "-u", "alice", "-f", "orchestrator-worker"], check=False).stdout == ""
 
 
 # The end.

@@ -31,7 +31,7 @@ INSTALL = $(PYTHON) packaging/install
 
 help:
 	@echo 'Use it'
-	@echo '  make demo             two sessions find each other, one asks and the other answers'
+	@echo '  make demo             two sessions talk, and a team works on a small repository until it is ready'
 	@echo '  make install-user     install for yourself, without root (ENABLE=1: and start listening)'
 	@echo '  make uninstall-user   take back exactly that'
 	@echo '  make install          install for everybody (PREFIX=/usr/local DESTDIR= BUNDLE=1 MOUNTS=auto)'

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -127,6 +128,10 @@ def pi_script(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+
+
+def test_the_script_runs_with_any_python_that_comes_first() -> None:
+    ast.parse((ROOT / "packaging/pi-tmux-agents").read_text(), feature_version=(3, 8))
 
 
 @pytest.mark.parametrize("how", ["link", "copy"])

@@ -319,7 +319,8 @@ def _budget(configuration: Configuration, asked: Asked) -> tuple[budget.Policy, 
         layers.append((flags, Source("flag")))
         merged = budget.merge(*(policy for policy, _ in layers))
     except Refusal as error:
-        raise Refusal(INVALID_ARGUMENTS, error.text, "--budget-override") from error
+        flag = "--budget-enforcement" if error.field == "enforcement" else "--budget-override"
+        raise Refusal(INVALID_ARGUMENTS, error.text, flag) from error
     sources: dict[str, Source] = {}
     for policy, source in layers:
         if policy.enforcement is not None:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking a harness for models: what is asked, how often, and what is made of every answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from agent_intercom.orchestration import models
+from agent_intercom.orchestration.models import ModelCheck, check, parse
+
+LIST = "provider  model  context\np1  a  200K\np1  b  200K\n\np2 a\n"
+
+
+class Worker(NamedTuple):
+    provider: str
+    model: str
+    harness: str = "pi"
+
+
+class Pi:
+    """A program that answers as it is told."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[list[str], dict[str, Any]]] = []
+
+    def __call__(self, line: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        self.calls.append((line, options))
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        status, text = answer
+        return subprocess.CompletedProcess(line, status, text)
+
+
+def test_each_provider_is_asked_once_and_roles_keep_their_order() -> None:
+    pi = Pi((0, LIST), (0, "provider model\np2 a\n"))
+    roles = {
+        "reviewer": Worker("p1", "a"),
+        "implementer": Worker("p2", "a"),
+        "probe": Worker("p1", "c"),
+        "django": Worker("x", "y", "external"),
+    }
+    assert check(roles, "pi-next", {"PATH": "/bin"}, pi) == [
+        ModelCheck("reviewer", "p1", "a", True, "available"),
+        ModelCheck("implementer", "p2", "a", True, "available"),
+        ModelCheck("probe", "p1", "c", False, "`pi-next` does not list p1/c"),
+        ModelCheck("django", "x", "y", None, "harness external is not asked"),
+    ]
+    assert [line for line, _ in pi.calls] == [["pi-next", "--list-models", "p1"], ["pi-next", "--list-models", "p2"]]
+    for _, options in pi.calls:
+        assert options["stdin"] == subprocess.DEVNULL
+        assert options["env"] == {"PATH": "/bin"}
+        assert 0 < options["timeout"] <= models.TIMEOUT_S
+
+
+def test_without_an_environment_that_of_this_process_counts() -> None:
+    pi = Pi((0, LIST))
+    assert check({"probe": Worker("p1", "b")}, run=pi)[0].available
+    assert pi.calls[0][0][0] == "pi"
+    assert "env" not in pi.calls[0][1]
+
+
+def test_a_pair_counts_and_not_its_halves() -> None:
+    assert parse(LIST) == {("p1", "a"), ("p1", "b"), ("p2", "a")}
+    assert parse("") == parse("p1 a") == parse("heading\nlonely\n") == frozenset()
+    pi = Pi((0, LIST), (0, LIST), (0, LIST))
+    roles = {"a": Worker("p2", "b"), "b": Worker("provider", "model"), "c": Worker("p", "1")}
+    assert [one.available for one in check(roles, run=pi)] == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [
+        (FileNotFoundError(), "`pi` is not found in PATH"),
+        (PermissionError(), "`pi` cannot be run"),
+        (subprocess.TimeoutExpired("pi", 1), "`pi` did not answer in time"),
+        ((3, "key sk-canary\n"), "`pi --list-models` failed with status 3"),
+        ((-9, ""), "`pi --list-models` failed with status -9"),
+        ((0, "No models match pattern\n"), "`pi` does not list p/m"),
+    ],
+)
+def test_a_list_that_cannot_be_had(answer: Any, detail: str) -> None:
+    assert check({"probe": Worker("p", "m")}, run=Pi(answer)) == [ModelCheck("probe", "p", "m", False, detail)]
+
+
+def test_all_questions_share_one_patience() -> None:
+    now = iter([0.0, 5.0, 21.0])
+    pi = Pi((0, LIST))
+    roles = {"a": Worker("p1", "a"), "b": Worker("p2", "a")}
+    found = check(roles, run=pi, clock=lambda: next(now))
+    assert pi.calls[0][1]["timeout"] == models.TIMEOUT_S - 5
+    assert [one.available for one in found] == [True, False]
+    assert found[1].detail == "`pi` did not answer in time"
+
+
+def test_a_real_program(tmp_path: Path) -> None:
+    program = tmp_path / "pi"
+    program.write_text(
+        f"#!{sys.executable} -I\n"
+        "import os, sys\n"
+        "assert sys.argv[1] == '--list-models' and sys.stdin.read() == ''\n"
+        "sys.stderr.write('noise')\n"
+        "sys.stdout.buffer.write(b'provider model\\n' + sys.argv[2].encode() + b' \\xff ' + b'\\n')\n"
+        "sys.stdout.buffer.write(sys.argv[2].encode() + b' ' + os.environ['MODEL'].encode() + b'\\n')\n"
+    )
+    program.chmod(0o755)
+    found = check({"probe": Worker("p", "m"), "django": Worker("p", "n")}, str(program), {"MODEL": "m"})
+    assert [one.available for one in found] == [True, False]
+    program.chmod(0o644)
+    assert not check({"probe": Worker("p", "m")}, str(tmp_path / "gone"))[0].available

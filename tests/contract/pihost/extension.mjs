@@ -28,7 +28,7 @@ let models = [];
 let shown = null;
 let shut = false;
 
-// Nothing here is the network's business.
+// It asks the package registry whether there is a newer version of itself.
 globalThis.fetch = async (url) => {
   emit("fetched", { url: String(url) });
   throw new TypeError("fetch failed");

@@ -27,6 +27,8 @@ SETTINGS = {
     "yaml",
 }
 
+READERS = {*FRAMES, "apsw"}
+
 PROBE = """
 import atexit, os, runpy, sys
 before = set(sys.modules)
@@ -74,6 +76,23 @@ def imported(module: str, *arguments: str) -> set[str]:
         (["agent_intercom.cli", "broker", "--help"], set(), EVENT_LOOP),
         (["agent_intercom.intercom", "--help"], FRAMES, {"sqlite3"}),
         (["agent_intercom.intercom.ownership"], set(), {*EVENT_LOOP, "json"}),
+        (["agent_intercom.cli.orchestrate.main", "--help"], set(), {*EVENT_LOOP, "socket", "shutil", "json", "ctypes"}),
+        (["agent_intercom.cli.orchestrate.main", "_complete", "st"], set(), {*EVENT_LOOP, "socket", "shutil"}),
+        (["agent_intercom.cli.orchestrate.main", "list", "--all"], READERS, {*EVENT_LOOP, "socket", "sqlite3"}),
+        (["agent_intercom.cli.orchestrate.main", "status"], READERS, {*EVENT_LOOP, "socket", "sqlite3"}),
+        (["agent_intercom.cli.orchestrate.main", "events"], READERS, {*EVENT_LOOP, "socket", "sqlite3"}),
+        (
+            ["agent_intercom.cli.orchestrate.main", "supervisor", "sessions"],
+            READERS,
+            {*EVENT_LOOP, "socket", "sqlite3"},
+        ),
+        (
+            ["agent_intercom.cli.orchestrate.main", "send", "a", "--role", "probe", "--message", "b"],
+            READERS,
+            {"sqlite3"},
+        ),
+        (["agent_intercom.cli.orchestrate.main", "config", "check"], {*SETTINGS, *READERS}, {"sqlite3"}),
+        (["agent_intercom.orchestration", "--help"], READERS, {"sqlite3"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

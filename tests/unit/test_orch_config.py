@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 from agent_intercom.orchestration import budget, contract, harness, manifest
 from agent_intercom.orchestration.config import model, packaged
@@ -77,6 +81,44 @@ def everything(files: Files) -> Configuration:
     text = EVERYTHING.replace("PROJECT", str(files.project)).replace("OTHER", str(files.other))
     files.toml(text.replace("BRIDGE", str(bridge)))
     return files.load()
+
+
+def documented() -> str:
+    return (Path(__file__).resolve().parents[2] / "docs/configuration.md").read_text()
+
+
+def test_the_example_of_the_documents_is_one(files: Files) -> None:
+    text = documented()
+    example = text[text.index("    # ~/.config/agent-intercom/orchestrate.toml") :]
+    lines = itertools.takewhile(lambda line: not line or line.startswith("    "), example.splitlines())
+    files.toml("\n".join(line[4:] for line in lines).replace("/home/me/src/shop", str(files.project)))
+    found = files.load()
+    assert found.files[0].counted == ("models", "budget", "harness", "environment", "retention")
+    made = plan(found, Asked(project=str(files.project)))
+    assert (made.profile.name, made.flow, list(made.roles)) == (
+        "quick",
+        "phased",
+        ["implementer", "reviewer", "django"],
+    )
+
+
+def test_the_documents_name_every_key_and_every_packaged_value() -> None:
+    text = documented()
+    text = text[text.index("## Runs: ") :]
+    keys = {name for table in tables(model.OrchestrateFile) for name in model._known(table, ())}
+    assert not [key for key in keys if not re.search(rf"[`.]{key}\b", text)]
+    assert not [metric for metric in budget.METRICS if f"`{metric}`" not in text]
+    for role, (provider, name) in packaged.MODELS.items():
+        levels = " | ".join(levels[role] for levels in packaged.PROFILES.values())
+        assert f"| {role} | {provider} / {name} | {levels} |" in text
+
+
+def tables(table: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """A table of the file and all that are in it."""
+    yield table
+    for field in table.model_fields.values():
+        for inner in model._models(field.annotation):
+            yield from tables(inner)
 
 
 def test_the_schema_speaks_of_the_same_things_as_the_rest() -> None:

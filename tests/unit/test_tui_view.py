@@ -135,6 +135,14 @@ def test_who_is_waited_for(state: str, roles: list[dict[str, Any]], waiting: str
     assert now(*roles, state=state) == Now("", "", 0, waiting, tone)
 
 
+@pytest.mark.parametrize(("pending", "said"), [(3, True), (None, False)])
+def test_a_limit_of_rounds_waits_for_a_person(pending: int | None, said: bool) -> None:
+    found = snapshot(role("implementer"), state="needs_attention")
+    found["workflow"]["continuation"] = {"version": 1, "max_repair_rounds": 1, "pending_repair_round": pending}
+    waiting = view.make(found, FACTS, [], Life.LIVE).now.waiting
+    assert waiting.startswith("waiting for a person") and ("limit of repair rounds" in waiting) is said
+
+
 def test_one_works_and_another_is_waited_for() -> None:
     found = now(works("implementer", "implementation"), role("probe", **AWAY, assignment=TAKEN), role("reviewer"))
     assert (found.worker, found.waiting, found.tone) == ("implementer", "waiting for probe", Tone.ACTIVE)

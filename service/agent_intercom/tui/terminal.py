@@ -50,12 +50,12 @@ def style_of(environ: Mapping[str, str], encoding: str, screen: bool) -> Style:
 
 
 def _charset(environ: Mapping[str, str]) -> str:
-    """The character set of the locale (locale(7)). Where there is none, Python pretends that it is UTF-8 (PEP 538)."""
-    language = environ.get("LANG", "")
+    """The character set of the locale (locale(7)).
+
+    Python puts a UTF-8 one into LC_CTYPE where there is none (PEP 538), which says nothing about the terminal.
+    """
     kind = environ.get("LC_CTYPE", "")
-    if kind in _COERCED and language in {"", "C", "POSIX"}:
-        kind = ""
-    locale = environ.get("LC_ALL", "") or kind or language
+    locale = environ.get("LC_ALL", "") or ("" if kind in _COERCED else kind) or environ.get("LANG", "")
     return locale.partition(".")[2].partition("@")[0]
 
 

@@ -171,7 +171,7 @@ def make(
         total=count(usage["total_tokens"]),
         limit=count(usage["soft_total_tokens"]) if usage["soft_total_tokens"] else "",
         over_budget=bool(usage["soft_total_budget_exceeded"]),
-        now=_now(state, found, life),
+        now=_now(workflow, found, life),
         roles=roles,
         events=[event(row, zone) for row in events[-MAX_EVENTS:]],
     )
@@ -287,13 +287,14 @@ def _phase(row: Snapshot) -> str:
     return "" if activity is None else _PHASES.get(activity, words(activity))
 
 
-def _now(state: str, roles: Sequence[Snapshot], life: Life) -> Now:
+def _now(workflow: Snapshot, roles: Sequence[Snapshot], life: Life) -> Now:
     """Who works, and who is waited for."""
+    state = workflow["state"]
     if life is Life.STOPPED:
         return Now("", "", 0, "nothing is waited for", Tone.MUTED)
     beat = sum(row.get("activity_sequence") or 0 for row in roles)
     busy = [row for row in roles if _works(row)]
-    waiting = _waiting(state, roles)
+    waiting = _waiting(workflow, roles)
     if not busy:
         return Now("", "", beat, waiting, _STATE_TONES.get(state, Tone.PLAIN))
     # The one that moved last speaks for all.
@@ -305,8 +306,9 @@ def _now(state: str, roles: Sequence[Snapshot], life: Life) -> Now:
     return Now(" + ".join(names), doing, beat, waiting, Tone.ACTIVE)
 
 
-def _waiting(state: str, roles: Sequence[Snapshot]) -> str:
+def _waiting(workflow: Snapshot, roles: Sequence[Snapshot]) -> str:
     """Who or what has to do something before the run goes on; empty where those who work are all."""
+    state = workflow["state"]
     absent = _names(roles, lambda row: not row["connected"])
     if state in {Workflow.STARTING, Workflow.CONNECTING}:
         return f"waiting for {absent} to connect" if absent else "waiting for the broker"
@@ -316,6 +318,8 @@ def _waiting(state: str, roles: Sequence[Snapshot]) -> str:
         lost = _names(roles, lambda row: row["state"] == RoleState.UNCERTAIN)
         return f"waiting for a person: what {lost or 'a role'} did is uncertain"
     if state == Workflow.NEEDS_ATTENTION:
+        if (workflow.get("continuation") or {}).get("pending_repair_round") is not None:
+            return "waiting for a person: continue, or stop; the limit of repair rounds is reached"
         asking = _names(roles, lambda row: row["state"] == RoleState.WAITING)
         return f"waiting for a person: {asking} stopped without a report" if asking else "waiting for a person"
     owing = _names(roles, _owes)

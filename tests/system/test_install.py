@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("intercom.socket", "intercom-gateway.socket", "intercom.service")
 RUN_UNITS = ("orchestrate@r1.socket", "orchestrate@r1.service", "orchestrate-reaper@r1.service")
+PRUNE = ("orchestrate-prune.timer", "orchestrate-prune.service")
 SOURCE = "/home/alice/src/agent-intercom"
 MAKE = f"make --no-print-directory -C {SOURCE} PYTHON=/usr/bin/python3"
 # What a user manager, Python or the tests' own commands leave in a home on their own.
@@ -25,28 +27,112 @@ def test_units_are_loaded_for_every_user(bed: Any) -> None:
     for user in ("alice", "bob"):
         for unit in UNITS:
             assert bed.show(user, unit, "LoadState") == "loaded"
-        for unit in RUN_UNITS:
+        for unit in (*RUN_UNITS, *PRUNE):
             assert bed.show(user, unit, "LoadState") == "loaded"
     assert bed.show("alice", "intercom.service", "DropInPaths").endswith("50-mounts.conf")
     assert bed.show("alice", "orchestrate-r1.slice", "DropInPaths").endswith("/orchestrate-.slice.d/50-run.conf")
 
 
 def test_nothing_is_enabled_by_installing(bed: Any) -> None:
-    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *UNITS], check=False).stdout.split()
-    assert states == ["disabled", "disabled", "static"]
+    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *UNITS, *PRUNE], check=False).stdout.split()
+    assert states == ["disabled", "disabled", "static", "disabled", "static"]
 
 
 def test_preset_enables_the_sockets(bed: Any) -> None:
-    bed.as_user("alice", ["systemctl", "--user", "preset", *UNITS], check=False)
-    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *UNITS], check=False).stdout.split()
-    assert states == ["enabled", "enabled", "static"]
+    bed.as_user("alice", ["systemctl", "--user", "preset", *UNITS, *PRUNE], check=False)
+    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *UNITS, *PRUNE], check=False).stdout.split()
+    assert states == ["enabled", "enabled", "static", "disabled", "static"]
 
 
 def test_verify_is_silent(bed: Any) -> None:
     """It prints problems and still ends with 0, so any output counts."""
-    paths = [f"/usr/lib/systemd/user/{unit}" for unit in UNITS]
+    paths = [f"/usr/lib/systemd/user/{unit}" for unit in (*UNITS, *PRUNE)]
     done = bed.as_user("alice", ["systemd-analyze", "--user", "verify", *paths])
     assert done.stdout + done.stderr == ""
+
+
+def doctor(bed: Any, *words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the envelope of `orchestrate doctor`."""
+    command = ["orchestrate", "doctor", "--json", "--skip-model-check", *words]
+    done = bed.as_user("alice", command, check=False)
+    assert done.stderr == ""
+    envelope: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, envelope
+
+
+def test_doctor_sees_a_machine_that_can_host_runs(bed: Any) -> None:
+    code, envelope = doctor(bed)
+    data = envelope["data"]
+    assert data["systemd"]["reachable"] and data["systemd"]["units_installed"] and data["systemd"]["units_current"]
+    assert int(data["systemd"]["version"].split(".")[0].split(" ")[0]) >= 252
+    checks = {check["name"]: check for check in data["checks"]}
+    for name in ("systemd", "units", "runtime-directory", "modules", "settings", "runs", "retained"):
+        assert checks[name]["status"] == "ok", checks[name]
+    # There is no Pi on this machine.
+    assert (code, envelope["error"]["code"], data["tmux"]) == (1, "missing_prerequisite", None)
+    assert {check["name"] for check in data["checks"] if check["status"] == "fail"} == {"pi", "worker-bridge"}
+    assert data["runs"] == {"live": 0, "failed": 0, "leftovers": 0, "retained": 0, "bytes": 0}
+    units = bed.as_user("alice", "systemctl --user list-units --all --plain --no-legend 'orchestrate@*'").stdout
+    assert " active " not in units
+
+
+def make_run(bed: Any, name: str, days: float, *, place: bool = False) -> str:
+    """The directory of a run of alice's that was at work last so many days ago; its unit id is its name."""
+    script = """
+        import os, sys, time
+        from agent_intercom.orchestration import rundir, runtime
+        from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
+        from agent_intercom.orchestration.startup import Startup
+        from agent_intercom.wire.clock import Now
+        name, days, place = sys.argv[1:]
+        roles = dict.fromkeys(("implementer", "reviewer"), rundir.RoleSpec(provider="p", model="m", thinking="high"))
+        spec = rundir.RunSpec(
+            unit=name, project="/home/alice", approve_project=False, transport="rpc",
+            execution_profile=Profile("thorough", "packaged", "packaged-default"),
+            orchestration_config=OrchestrationConfig("/c.json", 3), project_config=UNMATCHED, roles=roles,
+            implementation_flow="single", startup=Startup(task="canary task", role_tasks={}),
+        )
+        root = "/home/alice/.local/state/agent-intercom/runs"
+        run = rundir.create(root, "canary-session", name, spec, Now(0, 1_785_585_600_123))
+        then = time.time() - float(days) * 86400
+        for where, _, names in os.walk(run.path):
+            for entry in names:
+                os.utime(os.path.join(where, entry), (then, then))
+        if place == "True":
+            given = runtime.RunPlace(directory=run.path, scope=None, environment={}, observer_report_usage=False)
+            runtime.write(os.environ["XDG_RUNTIME_DIR"], name, given)
+        print(run.path)
+    """
+    made: str = bed.python("alice", textwrap.dedent(script), name, str(days), str(place))
+    return made.strip()
+
+
+def test_doctor_sees_a_run_that_its_broker_cannot_serve(bed: Any) -> None:
+    directory = make_run(bed, "r1", 0, place=True)
+    bed.as_user("alice", f"echo no database >{directory}/broker.sqlite3")
+    bed.as_user("alice", "systemctl --user start orchestrate@r1.socket orchestrate@r1.service")
+    _, envelope = doctor(bed)
+    assert (envelope["data"]["runs"]["live"], envelope["data"]["runs"]["failed"]) == (1, 1)
+    (told,) = [check for check in envelope["data"]["checks"] if check["name"] == "run"]
+    assert told["detail"].startswith("canary-session: degraded: ")
+    assert "orchestrate@r1.service" in told["way_out"]
+    assert json.loads(bed.as_user("alice", "orchestrate prune --keep 0 --yes --json").stdout)["data"]["runs"] == []
+    bed.as_user("alice", "systemctl --user stop orchestrate-r1.slice")
+    # Its place went with it, so that nothing holds it any more; but what it was to begin with is still fresh.
+    assert doctor(bed)[1]["data"]["runs"]["live"] == 0
+
+
+def test_old_runs_are_removed_by_the_timer(bed: Any) -> None:
+    old, new = make_run(bed, "old", 40), make_run(bed, "new", 1)
+    bed.as_user("alice", ["systemctl", "--user", "enable", "--now", PRUNE[0]])
+    assert bed.show("alice", PRUNE[0], "ActiveState") == "active"
+    bed.as_user("alice", ["systemctl", "--user", "start", PRUNE[1]])
+    assert bed.show("alice", PRUNE[1], "Result") == "success"
+    assert bed.run(["ls", str(Path(old).parent)]).stdout.split() == ["new"]
+    assert "startup.json" not in bed.run(["ls", new]).stdout
+    said = json.dumps(bed.journal("alice"))
+    assert PRUNE[1] in said and "canary" not in said
+    bed.as_user("alice", ["systemctl", "--user", "disable", "--now", PRUNE[0]])
 
 
 def test_catalog_explains(bed: Any) -> None:
@@ -154,6 +240,14 @@ def test_enabled_and_running_is_taken_back_too(alice: Any) -> None:
     left = {name for name in home(alice).keys() - before.keys() if not name.startswith((".pi", ".local/state"))}
     # The directories of the links that `enable` made are systemd's.
     assert left <= {".config", ".config/systemd", ".config/systemd/user", ".local"}
+
+
+def test_the_timer_is_taken_back_too(alice: Any) -> None:
+    make(alice, "install-user")
+    alice.as_user("alice", ["systemctl", "--user", "enable", "--now", PRUNE[0]])
+    assert "disabling orchestrate-prune.timer" in make(alice, "uninstall-user").stderr
+    assert alice.show("alice", PRUNE[0], "ActiveState") == "inactive"
+    assert not (alice.root / "home/alice/.config/systemd/user/timers.target.wants/orchestrate-prune.timer").exists()
 
 
 def test_uninstalling_ends_runs(alice: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from agent_intercom.cli.orchestrate import findings
 from agent_intercom.cli.orchestrate.findings import Systemd
-from agent_intercom.orchestration import hosting
+from agent_intercom.orchestration import hosting, tmux
 from tests.unit.orchcli import Home
 from tests.unit.test_orch_pruning import age, make, place, root_of
 
@@ -270,7 +270,8 @@ def test_units_that_have_failed(machine: Home, monkeypatch: pytest.MonkeyPatch) 
     failed = ["orchestrate@a1.service", "orchestrate-a1-probe-g2.service", "orchestrate-prune.service"]
     say(monkeypatch, well(machine, failed=failed))
     status, detail, way_out = checks(machine)["failed-units"]
-    assert status == "warn" and all(name in detail for name in failed)
+    assert (status, detail) == ("warn", f"have failed: {failed[0]}, {failed[1]}")
+    assert checks(machine)["prune"][::2] == ("warn", "orchestrate prune --yes tells why")
     assert "systemctl --user reset-failed 'orchestrate*'" in way_out
     assert machine.json("doctor").data["runs"]["failed"] == 1
 
@@ -321,12 +322,12 @@ def test_runs_in_tmux(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     script = """#!/bin/sh
 case "$1" in
     -V) echo 'tmux 3.5a' ;;
-    list-windows) printf 'old\\tagents\\t/somewhere/old/r\\n' ;;
     list-sessions) echo ;;
     show-options) [ "$4" = extended-keys ] && echo on || echo csi-u ;;
 esac
 """
     machine.program("tmux", script)
+    monkeypatch.setattr(tmux, "hosted", lambda environ: {"/somewhere/old/r": "old"})
     assert "1 of the tmux program go on: old" in checks(machine)["tmux-runs"][1]
     expected = {"version": "3.5a", "server_running": True}
     assert machine.json("doctor").data["tmux"] == expected | {"extended_keys": "on", "extended_keys_format": "csi-u"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_intercom.cli.orchestrate import pruning
-from agent_intercom.orchestration import inventory, rundir, runtime
+from agent_intercom.orchestration import inventory, rundir, runtime, tmux
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.orchestration.rundir import RoleSpec, RunSpec
 from agent_intercom.orchestration.startup import Startup
@@ -204,9 +204,7 @@ def test_runs_of_the_tmux_program_only_where_asked_for(home: Home, monkeypatch: 
     assert data["runs"] == [] and data["kept"]["held"] == {"original": 1}
     data = home.json("prune", "--keep", "0", "--original").data
     assert {run["run_id"]: run["host"] for run in data["runs"]} == {"theirs": "tmux", "mixed": "tmux"}
-    (home.root / f"tmux-{os.geteuid()}").mkdir()
-    monkeypatch.setenv("TMUX_TMPDIR", str(home.root))
-    home.program("tmux", f"#!/bin/sh\nprintf 'a\\tagents\\t{theirs}\\n'\n")
+    monkeypatch.setattr(tmux, "hosted", lambda environ: {str(theirs): "a"})
     assert removed(home, "--keep", "0", "--original") == ["mixed"]
     assert theirs.exists()
 

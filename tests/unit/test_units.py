@@ -102,4 +102,6 @@ def test_old_runs_are_removed_daily_where_somebody_asks_for_it() -> None:
     assert value(timer, "Timer", "OnCalendar") == "daily"
     assert value(timer, "Install", "WantedBy") == "timers.target"
     assert value(service, "Service", "ExecStart") == "/usr/bin/orchestrate prune --yes"
+    # It names sessions and files.
+    assert value(service, "Service", "StandardOutput") == value(service, "Service", "StandardError") == "null"
     assert "Install" not in service

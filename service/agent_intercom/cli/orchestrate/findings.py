@@ -27,6 +27,7 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 SYSTEMD_FLOOR: Final = 252
 MODULES: Final = ("msgspec", "apsw", "systemd", "jeepney", "pydantic_settings")
 TIMER: Final = "orchestrate-prune.timer"
+PRUNE: Final = "orchestrate-prune.service"
 REAPER: Final = "orchestrate-reaper@{}.service"
 
 _NO_RUN: Final = "0"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent_intercom.cli.orchestrate.answer import JsonObject
-from agent_intercom.cli.orchestrate.findings import TIMER, Finding, Systemd
+from agent_intercom.cli.orchestrate.findings import PRUNE, TIMER, Finding, Systemd
 from agent_intercom.cli.orchestrate.pruning import Rules, size
 from agent_intercom.orchestration import hosting, inventory, retention, runs, runtime
 from agent_intercom.orchestration.inventory import Inventory
@@ -67,7 +67,9 @@ def live_runs(live: runs.Runs, found: Systemd) -> Iterator[Finding]:
 
 def failed_units(found: Systemd) -> Iterator[Finding]:
     """Units of runs that failed and are remembered; brokers of runs that live are told of elsewhere."""
-    known = {hosting.service_unit(unit) for unit in found.brokers}
+    if PRUNE in found.failed:
+        yield Finding("prune", "warn", "the daily removal of old runs failed", "orchestrate prune --yes tells why")
+    known = {PRUNE, *(hosting.service_unit(unit) for unit in found.brokers)}
     names = [name for name in found.failed if name not in known]
     if names:
         hint = f"journalctl --user -u {names[0]} tells why; then: systemctl --user reset-failed 'orchestrate*'"

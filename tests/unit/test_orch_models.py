@@ -56,6 +56,7 @@ def test_each_provider_is_asked_once_and_roles_keep_their_order() -> None:
     for _, options in pi.calls:
         assert options["stdin"] == subprocess.DEVNULL
         assert options["env"] == {"PATH": "/bin"}
+        assert options["cwd"] == "/"
         assert 0 < options["timeout"] <= models.TIMEOUT_S
 
 

@@ -97,6 +97,8 @@ def _catalogue(
             errors="replace",
             timeout=seconds,
             check=False,
+            # What a directory that nobody trusts yet has to say about Pi does not count.
+            cwd="/",
             **options,
         )
     except FileNotFoundError:

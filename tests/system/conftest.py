@@ -124,6 +124,10 @@ class Bed:
         """Run a script with the interpreter and the package that are installed; returns its standard output."""
         return self.as_user(user, self.python_command(script, *args), check=check, timeout=timeout).stdout
 
+    def argv(self, user: str | None, command: Sequence[str]) -> list[str]:
+        """What runs a command as `popen` does, for a process that is started by other means."""
+        return self._argv(user, command)
+
     @staticmethod
     def python_command(script: str, *args: str) -> list[str]:
         """The same as a command, for `popen`."""

@@ -71,7 +71,8 @@ def doctor(options: argparse.Namespace) -> Answer:
     data = {
         "commands": _commands(settings),
         "tmux": None if error is not None and error[0] == MISSING_PREREQUISITE else _tmux(os.environ),
-        "model_checks": [dict(one._asdict()) for one in settings.checked],
+        # A model that nobody was asked about is none that is missing, and callers count those that are available.
+        "model_checks": [dict(one._asdict()) for one in settings.checked if one.available is not None],
         "model_policy": _model_policy(settings),
         "budget_policy": _budget_policy(settings),
         "paths": _paths(project),
@@ -150,8 +151,11 @@ def _lying(
 
 
 def _commands(settings: _Settings) -> list[JsonObject]:
-    bridge = settings.package.bridge if settings.package else None
-    found = {"pi": settings.program, "pi-bridge": bridge, "systemctl": shutil.which("systemctl")}
+    """The programs that a run of the project needs; callers count those that fail as missing prerequisites."""
+    found = {"systemctl": shutil.which("systemctl")}
+    if settings.plan is None or findings.needs_pi(settings.plan):
+        found["pi"] = settings.program
+        found["pi-bridge"] = settings.package.bridge if settings.package else None
     # Nobody needs it here, so that it is not there is no fault.
     if there := shutil.which("tmux"):
         found["tmux"] = there

@@ -205,6 +205,11 @@ def settings(found: Examined) -> Iterator[Finding]:
             yield Finding("settings-unused", "warn", detail, "move what is still wanted to orchestrate.toml")
 
 
+def needs_pi(made: Plan) -> bool:
+    """Whether a run has a worker that is Pi."""
+    return any(chosen.harness == harness.PI for chosen in made.roles.values())
+
+
 def program_of(made: Plan, given: Mapping[str, str]) -> str | None:
     """The absolute path of Pi, as workers would find it."""
     found = shutil.which(made.pi_command, path=given.get("PATH", ""))
@@ -213,7 +218,7 @@ def program_of(made: Plan, given: Mapping[str, str]) -> str | None:
 
 def programs(made: Plan, program: str | None, package: PiPackage | None) -> Iterator[Finding]:
     """What the harnesses of a run need."""
-    if not any(chosen.harness == harness.PI for chosen in made.roles.values()):
+    if not needs_pi(made):
         yield Finding("harness", "ok", "every worker is started by somebody else")
         return
     if program is None:

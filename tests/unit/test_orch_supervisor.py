@@ -482,7 +482,8 @@ import agent_intercom.cli.orchestrate.main as program
 sys.addaudithook(hook)
 code = program.main(sys.argv[1:])
 sys.stdout.flush()
-print(sorted({"asyncio", "jeepney", "pydantic", "pyroute2", "subprocess", "socket", "shutil"} & sys.modules.keys()), flush=True)
+heavy = {"asyncio", "jeepney", "pydantic", "pyroute2", "subprocess", "socket", "shutil"}
+print(sorted(heavy & sys.modules.keys()), flush=True)
 os._exit(code)
 """
 

@@ -7,8 +7,6 @@ Everything is empty or False where there is no tmux, no server of it runs, or no
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 from os import path
 from typing import Final
@@ -39,8 +37,13 @@ def hosts(session: str, directory: str, environ: Mapping[str, str]) -> bool:
 
 def _asked(arguments: list[str], environ: Mapping[str, str]) -> str:
     """What tmux prints; it starts no server for these questions."""
+    if not _was_here(environ):
+        return ""
+    import shutil  # where there is no tmux, nobody waits for these
+    import subprocess
+
     program = shutil.which("tmux", path=environ.get("PATH", ""))
-    if program is None or not _was_here(environ):
+    if program is None:
         return ""
     try:
         done = subprocess.run(

@@ -182,7 +182,7 @@ def _listed(entry: runs.Entry, hosted: Mapping[str, str]) -> tuple[JsonObject, S
         dashboard, reason = snapshot.no_dashboard(BUSY), "unreadable"
     state, round_, tokens, now = cells
     if not dashboard["available"]:
-        state = words(reason)
+        state = reason.replace("-", " ")
     life = "" if entry.unit is not None else _IN_TMUX if in_tmux else _ENDED
     manifest = entry.manifest
     data: JsonObject = {

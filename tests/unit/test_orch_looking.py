@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`list`, `status`, `events` and `usage`: their data key by key, and what a person sees at a glance."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from agent_intercom.cli.orchestrate import looking, standing
+from agent_intercom.orchestration import reader, rows, runtime, snapshot
+from agent_intercom.orchestration.store import Store
+from tests.unit.orchcli import Home
+from tests.unit.orchrows import NOW, assignment, event, role
+from tests.unit.orchruns import ID, SPECIALIST, WORKING, Alive, make, tree
+
+TEAM = ("implementer", "reviewer", "probe")
+SESSION = "pi-project-agents"
+ROLE = {"name", "transport", "provider", "model", "thinking", "tool_policy"}
+PROVENANCE = {"project", "execution_profile", "project_config", "orchestration_config"}
+LISTED = {"session", "valid", *PROVENANCE, "dashboard", "roles", "paths", "run_id", "live", "host", "unit"}
+STATUS = {
+    "session",
+    "run_id",
+    "created_at",
+    *PROVENANCE,
+    "paths",
+    "roles",
+    "panes",
+    "broker",
+    "files",
+    "truncated",
+    "availability",
+    "host",
+    "unit",
+    "live",
+    "broker_unit",
+    "workers",
+    "budget_exceeded",
+    "awaited",
+    "next",
+}
+WORK = "b" * 32
+
+
+class Runs:
+    """Runs in a home."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.root = home.root / "home/.local/state/agent-intercom/runs"
+
+    def make(self, session: str = SESSION, run_id: str = ID, *changes: rows.Change, **options: Any) -> Path:
+        given: dict[str, Any] = {"project": self.home.project, "roles": TEAM}
+        return make(self.root, session, run_id, changes=[*WORKING, *SPECIALIST, *changes], **given | options)
+
+    def alive(self, directory: Path, unit: str = "u1") -> Alive:
+        return Alive(self.home.runtime, unit, directory)
+
+
+@pytest.fixture
+def runs(home: Home) -> Runs:
+    return Runs(home)
+
+
+def change(directory: Path, *changes: rows.Change) -> None:
+    store = Store.open(str(directory / "broker.sqlite3"))
+    store.apply(list(changes))
+    store.close()
+
+
+def state(name: str) -> rows.Meta:
+    return rows.Meta(key="workflow_state", value=name)
+
+
+def test_nothing_to_list(home: Home) -> None:
+    assert home.json("list").data == {"sessions": [], "truncated": False, "total_sessions": 0}
+    assert home.call("list").out == "No runs live. `orchestrate list --all` shows those that have ended.\n"
+    assert home.call("list", "--all").out == "No runs.\n"
+    assert not (home.root / "home/.local").exists()
+
+
+def test_what_lives_is_listed(home: Home, runs: Runs) -> None:
+    runs.make("ended")
+    directory = runs.make()
+    with runs.alive(directory):
+        found = home.json("list").data
+        told = home.call("list").out
+    assert found.keys() == {"sessions", "truncated", "total_sessions"}
+    [listed] = found["sessions"]
+    assert listed.keys() == LISTED
+    assert (listed["session"], listed["run_id"], listed["valid"]) == (SESSION, ID, True)
+    assert (listed["live"], listed["host"], listed["unit"]) == (True, "systemd", "u1")
+    assert listed["project"] == str(home.project) and listed["paths"] == {"coordination": str(directory)}
+    assert listed["dashboard"] == snapshot.dashboard(reader.overview(str(directory / "broker.sqlite3")))
+    assert [each["name"] for each in listed["roles"]] == ["implementer", "probe", "reviewer"]
+    assert all(each.keys() == ROLE for each in listed["roles"])
+    assert (found["total_sessions"], found["truncated"]) == (1, False)
+    header, row = told.splitlines()
+    assert header.split() == ["SESSION", "RUN", "STATE", "ROUND", "WORKERS", "TOKENS", "NOW", "PROJECT"]
+    assert row.split() == [SESSION, ID, "active", "2", "2/3", "141!", "implementer", "works", str(home.project)]
+
+
+def test_everything_is_listed(home: Home, runs: Runs) -> None:
+    original = home.root / "home/.pi/agent/orchestrations"
+    runs.make("old", "20260701T120000Z-1")
+    runs.make("old", "20260702T120000Z-1")
+    make(original, "tmux", project=home.project, version=5, schema_version=8)
+    make(original, "legacy", "20260601T120000Z-1", project=home.project, version=2)
+    (make(runs.root, "broken", project=home.project) / "manifest.json").write_text("{")
+    (runs.make("unreadable", "20260501T120000Z-1") / "broker.sqlite3").write_text("no database" * 99)
+    live = runs.make()
+    with runs.alive(live):
+        found = home.json("list", "--all").data
+        told = home.call("list", "--all").out
+    by_name = {f"{each['session']}/{each.get('run_id', '')[:8]}": each for each in found["sessions"]}
+    assert list(by_name) == [
+        f"{SESSION}/20260801",
+        "tmux/20260801",
+        "old/20260702",
+        "old/20260701",
+        "legacy/20260601",
+        "unreadable/20260501",
+        "broken/",
+    ]
+    assert {name: each["live"] for name, each in by_name.items() if each["valid"]} == {
+        name: name.startswith(SESSION) for name in by_name if name != "broken/"
+    }
+    assert by_name["tmux/20260801"]["host"] == "tmux"
+    assert by_name["tmux/20260801"]["roles"][0].keys() == ROLE | {"pane_id"}
+    assert by_name["legacy/20260601"]["dashboard"] == {"available": False, "reason": "legacy-run"}
+    unavailable = {"available": False, "reason": "temporarily-unavailable"}
+    assert by_name["unreadable/20260501"]["dashboard"] == unavailable
+    assert by_name["broken/"] == {
+        "session": "broken",
+        "valid": False,
+        "project": None,
+        "roles": [],
+        "paths": {"coordination": str(runs.root / "broken" / ID)},
+        "error": {"code": "orchestration_error", "message": "the manifest is not strict JSON"},
+    }
+    assert (found["total_sessions"], found["truncated"]) == (7, False)
+    cells = {line.split()[0]: line for line in told.splitlines()}
+    assert "active, ended" in cells["old"] and "legacy run, ended" in cells["legacy"]
+    assert "unreadable, ended" in cells["unreadable"] and "the manifest is not strict JSON" in cells["broken"]
+
+
+def test_a_list_is_bounded(home: Home, runs: Runs) -> None:
+    for number in range(102):
+        make(runs.root, f"s{number}", project=home.project, schema_version=None)
+    found = home.json("list", "--all").data
+    assert len(found["sessions"]) == 100
+    assert (found["total_sessions"], found["truncated"]) == (102, True)
+    assert home.call("list", "--all").out.splitlines()[-1] == "(2 more, which are older)"
+
+
+def test_what_lives_in_tmux_is_shown_as_such(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = home.root / "home/.pi/agent/orchestrations"
+    directory = make(original, "theirs", project=home.project, version=5, schema_version=8)
+    home.program(
+        "tmux",
+        f"""#!/bin/sh
+case "$2" in
+list-windows) printf '%s\\n' 'theirs:agents:{directory}' 'gone:agents:{directory}x' 'mine:vim:' ;;
+show-options) [ "$7" = =theirs:=agents ] && echo '{directory}' ;;
+esac
+""",
+    )
+    monkeypatch.setenv("TMUX", "somewhere")
+    listed, gone = home.json("list").data["sessions"]
+    assert (listed["session"], listed["live"], listed["host"], listed["unit"]) == ("theirs", True, "tmux", None)
+    assert (gone["session"], gone["valid"]) == ("gone", False)
+    assert "active, in tmux" in home.call("list").out
+    found = home.json("status", "theirs").data
+    assert (found["live"], found["host"], found["unit"], found["next"]) == (True, "tmux", None, [])
+    assert found["awaited"] and found["workers"] is None
+    assert "lives in tmux, under the program that started it" in home.call("status", "theirs").out
+
+
+def test_status(home: Home, runs: Runs) -> None:
+    directory = runs.make()
+    with runs.alive(directory) as alive:
+        before = tree(home.root)
+        found = home.json("status").data
+        told = home.call("status", SESSION).out.splitlines()
+        assert tree(home.root) == before
+    assert found.keys() == STATUS
+    assert (found["session"], found["run_id"], found["live"], found["unit"]) == (SESSION, ID, True, "u1")
+    assert found["paths"] == {"coordination": str(directory), "observer_socket": alive.path}
+    broker = snapshot.broker(reader.overview(str(directory / "broker.sqlite3")))
+    assert found["broker"] == broker and found["availability"] == "available"
+    for shown, row in zip(found["roles"], broker["roles"], strict=True):
+        assert shown.keys() == ROLE | {"broker_state", "rpc_state", "rpc_registry"}
+        assert shown["name"] == row["role"] and shown["broker_state"] == row
+    assert found["panes"] == [] and found["truncated"] == {"panes": False, "files": False}
+    assert found["files"] == sorted(os.listdir(directory))
+    assert found["budget_exceeded"] == ["implementer"]
+    assert found["awaited"] == [{"role": "implementer", "what": "report", "since": NOW}]
+    assert found["next"] == []
+    # No service manager answers here.
+    assert (found["broker_unit"], found["workers"]) == (None, None)
+    assert told[0].startswith(f"run: {SESSION}, {ID}, lives")
+    assert any(line.startswith("state: active, round 2, single flow") for line in told)
+    assert "tokens: 141 of 1.0k, 4 calls, cost 0.2500" in told
+    assert "over budget: implementer (nothing is stopped by it)" in told
+    assert "probe: skips this round (probe-docs)" in told
+    assert "guardrail: implementer, warning: provider calls 5 of 4 (nothing is stopped by it)" in told
+    assert [line.split()[0] for line in told[-5:-1]] == ["ROLE", "implementer", "reviewer", "probe"]
+    assert "approved r1" in told[-4] and "changes requested r1" in told[-3]
+    assert told[-1].startswith("awaited: implementer works (since ")
+
+
+def test_status_of_what_has_ended(home: Home, runs: Runs) -> None:
+    runs.make(run_id="20260701T120000Z-1")
+    runs.make(version=8)
+    found = home.json("status").data
+    assert (found["run_id"], found["live"], found["unit"]) == (ID, False, None)
+    assert (found["awaited"], found["next"], found["paths"]["observer_socket"]) == ([], [], None)
+    told = home.call("status").out
+    assert "has ended" in told and "state: active when it ended" in told
+    # Nothing is claimed of workers that nobody has seen for long.
+    assert "up, g1" not in told and "awaited" not in told
+    assert home.json("status", SESSION, "--run", "20260701T120000Z-1").data["run_id"] == "20260701T120000Z-1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "awaited", "command"),
+    [
+        (
+            [state("needs_attention"), role("implementer", state="waiting", connected=True, active_assignment_id=WORK)],
+            ("implementer", "message"),
+            f"orchestrate send {SESSION} --role implementer --message TEXT",
+        ),
+        (
+            [state("uncertain"), role("implementer", state="uncertain", connected=True, active_assignment_id=WORK)],
+            ("implementer", "redelivery"),
+            f"orchestrate redeliver {SESSION} --role implementer --yes",
+        ),
+        (
+            [state("uncertain"), role("implementer", state="idle", connected=True)],
+            (None, "redelivery"),
+            f"orchestrate redeliver {SESSION} --role ROLE --yes",
+        ),
+        (
+            [
+                state("needs_attention"),
+                role("implementer", state="idle", connected=True),
+                rows.Meta(key="pending_repair_round", value="3"),
+                rows.Meta(key="continuation_policy", value='{"version":1,"max_repair_rounds":1}'),
+            ],
+            ("implementer", "continuation"),
+            f"orchestrate continue {SESSION} --yes --command-id ",
+        ),
+    ],
+)
+def test_what_a_person_does_next(
+    home: Home, runs: Runs, changes: list[rows.Change], awaited: tuple[str | None, str], command: str
+) -> None:
+    directory = runs.make(SESSION, ID, *changes)
+    with runs.alive(directory):
+        found = home.json("status").data
+        told = home.call("status").out
+        listed = home.call("list").out
+    assert (found["awaited"][0]["role"], found["awaited"][0]["what"]) == awaited
+    [step] = found["next"]
+    assert step["command"].startswith(command) and f"next: {step['why']}: {command}" in told
+    assert standing.Awaited(*awaited, None).short in listed
+    assert ("repair rounds: 1 of 1" in told) == (awaited[1] == "continuation")
+
+
+def test_a_run_that_is_ready(home: Home, runs: Runs) -> None:
+    directory = runs.make(SESSION, ID, state("ready"), role("implementer", state="idle", connected=True))
+    with runs.alive(directory):
+        found = home.json("status").data
+    assert found["awaited"] == []
+    assert [each["command"].split()[1] for each in found["next"]] == ["send", "stop"]
+
+
+OPEN = {"connected": True, "active_assignment_id": WORK}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "work", "what"),
+    [
+        ("connecting", {"state": "disconnected"}, "accepted", "connection"),
+        ("connecting", {"state": "idle", "connected": True}, "accepted", None),
+        ("active", {"state": "active", **OPEN}, "accepted", "report"),
+        ("active", {"state": "idle", **OPEN}, "delivering", "acceptance"),
+        ("active", {"state": "active", **OPEN, "connected": False}, "accepted", "connection"),
+        ("active", {"state": "disconnected"}, "accepted", None),
+        ("active", {"state": "restarting", **OPEN}, "accepted", "restart"),
+        ("active", {"state": "recovering", **OPEN}, "accepted", "restart"),
+        ("active", {"state": "waiting", **OPEN}, "accepted", "message"),
+        ("active", {"state": "idle", **OPEN}, "uncertain", "redelivery"),
+        ("active", {"state": "idle", **OPEN}, "completed", None),
+        ("ready", {"state": "disconnected"}, "completed", None),
+    ],
+)
+def test_what_is_awaited(runs: Runs, name: str, fields: dict[str, Any], work: str, what: str | None) -> None:
+    directory = runs.make()
+    change(directory, state(name), role("implementer", **fields), role("reviewer", state="idle", connected=True))
+    change(directory, role("probe", state="idle", connected=True))
+    change(directory, assignment(WORK, state=work, round=2, delivery_id="3" * 32))
+    overview = reader.overview(str(directory / "broker.sqlite3"))
+    found = standing.awaited(snapshot.broker(overview), overview)
+    assert [(each.role, each.what) for each in found] == ([] if what is None else [("implementer", what)])
+    assert all(each.phrase and each.short for each in found)
+
+
+def test_who_comes_first_is_who_waits_for_a_person(runs: Runs) -> None:
+    directory = runs.make()
+    change(directory, role("reviewer", state="waiting", connected=True), state("needs_attention"))
+    overview = reader.overview(str(directory / "broker.sqlite3"))
+    found = standing.awaited(snapshot.broker(overview), overview)
+    assert [each.role for each in found] == ["reviewer", "implementer"]
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_a_worker_that_has_ended_can_be_started_again(down: bool) -> None:
+    away = [standing.Awaited("reviewer", standing.CONNECTION, None)]
+    gone = {"reviewer"} if down else {"implementer"}
+    found = list(standing.steps(away, "s", "orchestrate", ready=False, down=gone, new_id=""))
+    assert [each["command"] for each in found] == (["orchestrate restart s --role reviewer --yes"] if down else [])
+
+
+def test_what_units_tell(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = runs.make(SESSION, ID, state("connecting"), role("reviewer", state="disconnected"))
+    worker = {"generation": 1, "unit": "x.service", "sub": "", "pid": 0, "result": "exit-code", "status_text": "no pi"}
+    units = [{**worker, "role": "implementer", "active": "active"}, {**worker, "role": "reviewer", "active": "failed"}]
+    broker = {"active": "active", "sub": "running", "status_text": "2 of 3 workers", "pid": 1, "result": "success"}
+    monkeypatch.setattr(looking, "_units", lambda entry: (broker, units))
+    with runs.alive(directory):
+        found = home.json("status").data
+        told = home.call("status").out
+    assert (found["broker_unit"], found["workers"]) == (broker, units)
+    assert "broker: runs (2 of 3 workers)\n" in told and "worker: reviewer failed, exit-code: no pi\n" in told
+    commands = [each["command"] for each in found["next"]]
+    assert f"orchestrate restart {SESSION} --role reviewer --yes" in commands
+
+
+def test_status_of_a_legacy_run_and_while_the_database_is_written(
+    home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(runs.root, "legacy", project=home.project, version=1)
+    found = home.json("status", "legacy").data
+    assert (found["broker"], found["availability"]) == (None, "legacy-run")
+    assert found["roles"][0]["broker_state"] is None and found["roles"][0].keys() == ROLE | {"pane_id", "broker_state"}
+    assert "before brokers" in home.call("status", "legacy").out
+    directory = runs.make()
+    monkeypatch.setattr(reader, "BUSY_TIMEOUT_MS", 1)
+    with closing(apsw.Connection(str(directory / "broker.sqlite3"))) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        found = home.json("status").data
+        assert found.keys() == STATUS
+        assert (found["broker"], found["availability"]) == (None, "temporarily-unavailable")
+        assert "try again" in home.call("status").out
+        assert "temporarily unavailable" in home.call("list", "--all").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["status", "nobody"], "orchestration_state_not_found"),
+        (["status", "no name"], "orchestration_error"),
+        (["status", SESSION, "--run", "x"], "orchestration_error"),
+        (["events", "nobody"], "orchestration_state_not_found"),
+        (["events", SESSION, "--role", "django"], "invalid_arguments"),
+        (["events", "legacy"], "orchestration_error"),
+        (["usage", "nobody"], "orchestration_state_not_found"),
+        (["status", "damaged"], "orchestration_error"),
+        (["status", "lost"], "broker_not_ready"),
+    ],
+)
+def test_questions_without_an_answer(home: Home, runs: Runs, words: list[str], code: str) -> None:
+    runs.make()
+    make(runs.root, "legacy", project=home.project, version=1)
+    (runs.make("damaged") / "broker.sqlite3").write_text("no database" * 99)
+    (runs.make("lost") / "broker.sqlite3").unlink()
+    found = home.json(*words)
+    assert found.error[0] == code and found.code == 2
+    told = home.call(*words)
+    assert told.out == "" and told.err.count("\n") == 1 and told.err.startswith("orchestrate: ")
+
+
+def test_without_any_run(home: Home) -> None:
+    said = home.call("status")
+    assert said.err == (
+        "orchestrate: no session is named, and no run lives. "
+        "See `orchestrate list --all`, or start one: `orchestrate start --help`.\n"
+    )
+
+
+def test_events(home: Home, runs: Runs) -> None:
+    directory = runs.make()
+    found = home.json("events", SESSION).data
+    assert found.keys() == {"session", "run_id", "roles", "events", "cursor", "paths"}
+    assert [each["sequence"] for each in found["events"]] == [1, 2, 3, 4, 5]
+    assert found["events"][0].keys() == {
+        "sequence",
+        "timestamp",
+        "event",
+        "role",
+        "round",
+        "assignment_id",
+        "delivery_id",
+        "status",
+    }
+    whole = {"earliest_retained": 1, "latest": 5, "gap": False, "truncated": False}
+    assert found["cursor"] == {"after": 0, "next": 5, **whole}
+    found = home.json("events", "--role", "implementer", "--role", "reviewer", "--after", "2", "--limit", "1").data
+    assert [each["sequence"] for each in found["events"]] == [3]
+    assert found["cursor"] == {"after": 2, "next": 3, **whole | {"truncated": True}}
+    told = home.call("events", "--limit", "2").out.splitlines()
+    assert told[0].split() == ["NUMBER", "TIME", "ROLE", "EVENT", "ROUND", "STATUS"]
+    assert len(told) == 4 and told[-1] == f"(more: orchestrate events {SESSION} --run {ID} --after 2)"
+    assert "worker lifecycle" in told[2]
+    assert home.call("events", "--after", "9").out == "No events.\n"
+    change(directory, *[event(number) for number in range(6, 4_200)])
+    assert home.json("events", "--after", "7").data["cursor"]["gap"]
+    assert home.call("events").out.startswith("(events before 104 are not retained)\n")
+
+
+def test_usage(home: Home, runs: Runs) -> None:
+    runs.make()
+    found = home.json("usage").data
+    assert found["cumulative"]["operational_tokens"] == 141 and found["assignment_count"] == 2
+    told = home.call("usage", SESSION, "--run", ID).out.splitlines()
+    assert told[1].split()[:4] == ["ROLE", "CALLS", "INPUT", "OUTPUT"]
+    assert [line.split()[:2] for line in told[2:6]] == [
+        ["implementer", "3"],
+        ["reviewer", "1"],
+        ["probe", "0"],
+        ["all", "4"],
+    ]
+    assert [line.split()[:4] for line in told[8:10]] == [
+        ["1", "implementer", "implementation", "2"],
+        ["1", "reviewer", "review", "-"],
+    ]
+    assert "(the newest 1 assignments; there are more)" in home.call("usage", "--limit", "1").out
+    make(runs.root, "legacy", project=home.project, version=1)
+    assert "nothing was counted" in home.call("usage", "legacy").out
+    make(runs.root, "fresh", project=home.project)
+    assert "No assignment has been reported yet." in home.call("usage", "fresh").out
+
+
+def test_names_of_others_steer_no_terminal(home: Home, runs: Runs) -> None:
+    project = home.root / "a\x1b[31m\nb"
+    project.mkdir()
+    directory = runs.make(project=project)
+    (runs.root / "x\x1b[2J").mkdir()
+    with runs.alive(directory):
+        for words in (["list"], ["list", "--all"], ["status", SESSION], ["events", SESSION], ["usage", SESSION]):
+            said = home.call(*words)
+            assert said.code == 0 and all(line.isprintable() for line in said.out.splitlines())
+    assert home.json("status", SESSION).data["project"] == str(project)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3_599, "59 min"), (7_200, "2 h"), (200_000, "2 d"), (-5, "0 s")],
+)
+def test_how_long_ago(seconds: int, text: str) -> None:
+    assert standing.ago("2026-01-01T00:00:00+00:00", (1_767_225_600 + seconds) * 1_000) == text
+    assert standing.ago("2026-01-01T00:00:00", (1_767_225_600 + seconds) * 1_000) == text
+    assert standing.ago("then", 0) == standing.ago(None, 0) == ""
+
+
+PROBE = """
+import sys
+import agent_intercom.cli.orchestrate.main as program
+program.main(sys.argv[1:])
+heavy = {"asyncio", "jeepney", "pydantic", "pydantic_settings", "pyroute2", "subprocess", "ssl", "sqlite3", "logging",
+    "concurrent", "tempfile", "shutil", "socket", "selectors"}
+print(sorted(heavy & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize("words", [["status"], ["list", "--all"], ["events"], ["usage"]], ids=" ".join)
+def test_nothing_is_imported_that_is_not_needed(home: Home, runs: Runs, words: list[str]) -> None:
+    runs.make()
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words],
+        env={**home.environment, "TMUX_TMPDIR": str(home.root), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_nobody_is_connected_to(home: Home, runs: Runs) -> None:
+    with ExitStack() as stack:
+        for number in range(3):
+            directory = runs.make(f"s{number}", unit=f"v{number}")
+            stack.enter_context(runs.alive(directory, f"v{number}"))
+        for words in (["list", "--all"], ["status", "s1"], ["events", "s1"], ["usage", "s1"]):
+            assert home.json(*words).envelope["success"]
+        assert runtime.live(str(home.runtime))

@@ -278,7 +278,7 @@ def test_units_that_have_failed(machine: Home, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_runs_have_left(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = make(machine, "a", "kept", 1, begun=False)
-    half = make(machine, "a", "half", 3)
+    half = make(machine, "a", "20260801T120000Z-42", 3)
     (half / "manifest.json").unlink()
     age(half, 3)
     broken = make(machine, "b", "broken", 3)

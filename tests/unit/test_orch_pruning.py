@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -39,7 +40,7 @@ def root_of(home: Home) -> Path:
 
 def make(home: Home, session: str, run_id: str, days: float, *, begun: bool = True, root: Path | None = None) -> Path:
     """A run that was at work last so many days ago."""
-    unit = f"{session}{run_id}".replace("-", "")
+    unit = re.sub("[^a-z0-9]", "", f"{session}{run_id}".lower())[:32]
     roles = dict.fromkeys(("implementer", "reviewer"), RoleSpec(provider="p", model="m", thinking="high"))
     spec = RunSpec(
         unit=unit,
@@ -225,9 +226,9 @@ def as_original(run: Path) -> None:
 
 def test_what_belongs_to_no_run_goes_too(home: Home) -> None:
     kept = make(home, "a", "kept", 1, begun=False)
-    half = make(home, "a", "half", 3)
+    half = make(home, "a", "20260801T120000Z-42", 3)
     (half / "manifest.json").unlink()
-    young = make(home, "a", "young", 0)
+    young = make(home, "a", "20260801T120000Z-43", 0)
     (young / "manifest.json").unlink()
     empty = root_of(home) / "empty"
     empty.mkdir(mode=0o700)
@@ -245,6 +246,25 @@ def test_what_belongs_to_no_run_goes_too(home: Home) -> None:
     assert (kept.exists(), half.exists(), young.exists(), empty.exists()) == (True, False, True, False)
     assert not (kept / "startup.json").exists()
     assert CANARY not in json.dumps(done)
+
+
+def test_what_is_no_run_is_not_touched_wherever_the_runs_are_said_to_be(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may have named a directory that has everything in it."""
+    monkeypatch.setenv("AGENT_INTERCOM_RUNS_DIR", str(home.root / "home"))
+    (home.root / "home").chmod(0o700)
+    named = make(home, "Documents", "20260801T120000Z-42", 3, root=home.root / "home")
+    (named / "manifest.json").unlink()
+    (named / "thesis.txt").write_text("mine")
+    for name in ("Documents/letters", "Documents/empty", "Desktop", "Music/20260801"):
+        (home.root / "home" / name).mkdir(parents=True)
+    (home.root / "home/Documents/letters/one.txt").write_text("mine")
+    age(home.root / "home", 300)
+    before = home.tree()
+    data = home.json("prune", "--keep", "0", "--yes").data
+    assert data["runs"] == data["leftovers"] == []
+    assert before <= home.tree()
 
 
 def test_a_run_that_is_just_being_made_keeps_its_task(home: Home) -> None:

@@ -8,6 +8,7 @@ looked at, where `runs` reads pages: a state root may hold more than a page.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from os import path
@@ -34,6 +35,13 @@ HELD: Final = {
     UNREADABLE: "its manifest cannot be read",
 }
 """Why a run is left alone, whatever its age."""
+
+_RUN_ID: Final = re.compile(r"\d{8}T\d{6}Z-\d{1,10}", re.ASCII)
+_FILES: Final = re.compile(
+    r"startup\.json|startup-state|[a-z]+\.token|[a-z]+\.system\.md|broker\.sqlite3(-journal|\.lock)?|sessions"
+    r"|\.[a-z.-]+\.\d+\.[0-9a-f]{16}\.tmp"
+)
+"""What a start writes into a run's directory, which tells a run that was never complete from anything else."""
 
 STARTING_S: Final = 300
 """Seconds for which a run with its first bodies still there may be one that somebody is just starting."""
@@ -93,6 +101,8 @@ def take(environ: Mapping[str, str], now: float, *, original: bool, session: str
     placed = _placed(runtime.runtime_dir(environ))
     roots = places.roots(environ)
     hosted = set(tmux.hosted(environ)) if original else set()
+    # Whoever names another place may have other directories in it.
+    default = not any(environ.get(name) for name in (places.RUNS_ENVIRONMENT, places.ORIGINAL_RUNS_ENVIRONMENT))
     found: list[RunFiles] = []
     leftovers: list[Leftover] = []
     for root in roots if original else roots[:1]:
@@ -104,7 +114,7 @@ def take(environ: Mapping[str, str], now: float, *, original: bool, session: str
                 empty = False
                 if _is_name(run_id):
                     _look(name, run_id, run_directory, placed, hosted, original, found, leftovers)
-            if empty and not os.listdir(directory):
+            if empty and default and not os.listdir(directory):
                 leftovers.append(Leftover(EMPTY_SESSION, directory, os.lstat(directory).st_mtime, 0))
     used = in_use([each.directory for each in found] + [each.name for each in leftovers])
     found = [each._replace(held=each.held or _held_anyhow(each, now, used)) for each in found]
@@ -164,7 +174,8 @@ def _look(
         record = manifest.read(directory)
     except Refusal as refusal:
         if refusal.code == "run_gone" and not held and directory not in hosted:
-            leftovers.append(Leftover(HALF_MADE, directory, measured.newest, measured.size))
+            if _is_half_made(run_id, directory):
+                leftovers.append(Leftover(HALF_MADE, directory, measured.newest, measured.size))
             return
         held = held or UNREADABLE
     else:
@@ -176,6 +187,11 @@ def _look(
     bodies = path.lexists(path.join(directory, startup.NAME))
     root = path.dirname(path.dirname(directory))
     found.append(RunFiles(session, run_id, directory, root, host, unit, measured.newest, measured.size, held, bodies))
+
+
+def _is_half_made(run_id: str, directory: str) -> bool:
+    """Whether a directory without a manifest has the name of a run, and nothing in it that no start writes."""
+    return _RUN_ID.fullmatch(run_id) is not None and all(map(_FILES.fullmatch, os.listdir(directory)))
 
 
 def _placed(runtime_dir: str) -> dict[str, str]:

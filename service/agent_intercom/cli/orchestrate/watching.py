@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -64,7 +65,8 @@ def watch(options: argparse.Namespace) -> int:
         try:
             return _followed(source, block, terminal)
         finally:
-            block.let_go()
+            with contextlib.suppress(OSError):  # a terminal that is gone
+                block.let_go()
 
 
 def dashboard(options: argparse.Namespace) -> int:
@@ -181,7 +183,9 @@ def _followed(source: RunSource, shown: Shown, terminal: Terminal | None = None)
             text = "the kernel watches no more directories for this user"
             hint = "Raise fs.inotify.max_user_watches and max_user_instances, or end what watches so many."
             raise CommandFailure(LOCAL_RUNTIME_ERROR, text, hint) from error
-        raise
+        if terminal is None or error.errno != errno.EIO:
+            raise
+        # The terminal is gone, and whoever sat there.
     return OK
 
 
@@ -197,8 +201,7 @@ def _attached_in_tmux(entry: runs.Entry) -> Answer:
     if program is None:
         raise CommandFailure(MISSING_PREREQUISITE, "tmux is not installed", "Call `orchestrate attach` in a terminal.")
     handed = [f"-e{name}={os.environ[name]}" for name in _HANDED_ON if os.environ.get(name)]
-    module = [sys.executable, "-m", "agent_intercom.cli.orchestrate.main"]
-    command = [*module, "dashboard", entry.session, "--run", entry.run_id]
+    command = [*_this_program(), "dashboard", entry.session, "--run", entry.run_id]
     try:
         done = subprocess.run(
             [program, "new-window", *handed, "-n", "orchestrate", *command],
@@ -219,6 +222,14 @@ def _attached_in_tmux(entry: runs.Entry) -> Answer:
         "return_hint": "q closes the dashboard and its window",
     }
     return Answer(data)
+
+
+def _this_program() -> list[str]:
+    """What starts this program once more. Where it is installed, only its launcher knows where its modules are."""
+    called = os.path.abspath(sys.argv[0])
+    if os.path.basename(called) == "orchestrate" and os.access(called, os.X_OK):
+        return [called]
+    return [sys.executable, "-m", "agent_intercom.cli.orchestrate.main"]
 
 
 def _no_window(text: str) -> CommandFailure:

@@ -90,6 +90,7 @@ RUN_TARGETS = (
     Target("cold start to connected, to bare Python's", "runs.start.answer", "bare", None, subject="run"),
     Target("idle memory (PSS) of one, to bare Python's", "runs.memory_1.pss", "bare", None, subject="run"),
     Target("the same of each of all at once", "runs.memory_crowd.pss", "bare", None, subject="run"),
+    Target("status of one of 200 runs, to reading it", "runs.look.status", "bare", 3.0, subject="run"),
     Target("wake-ups per waiting run and minute", "runs.wait.wakeups", None, 0.0, subject="run"),
     Target("core's share for all of them, waiting", "runs.wait.share", None, 0.0001, subject="run"),
 )
@@ -145,6 +146,9 @@ RUN_FIGURES = (
     ("runs.start.imports", "start: interpreter and imports", "ms"),
     ("runs.start.ready", "start: connection to READY=1, activated", "ms"),
     ("runs.start.answer", "start: connection to first answer, activated", "ms"),
+    ("runs.look.bare", "python3 -c pass", "ms"),
+    ("runs.look.read", "a manifest and a database read, process and all", "ms"),
+    ("runs.look.status", "both, and `orchestrate status` of 200 runs", "ms"),
     ("runs.memory_1.pss", "idle memory of one, PSS", "KiB"),
     ("runs.memory_1.private", "idle memory of one, private", "KiB"),
     ("runs.memory_crowd.pss", "the same of each of all at once, PSS", "KiB"),

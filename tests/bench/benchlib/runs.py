@@ -44,6 +44,16 @@ PLACES = {"disk": "/var/tmp", "memory": "/dev/shm"}
 
 ROLES = ("implementer", "reviewer")
 IMPORTS = "import agent_intercom.orchestration.launch"
+LOOKED_AT = "looked-at"
+"""The session of half of the runs that are retained; each of the others has one of its own."""
+
+STATUS = """
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+from agent_intercom.cli.orchestrate.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""The command line as it is installed, where it is told its path."""
 MINUTE = 60.0
 Values = dict[str, dict[str, float]]
 
@@ -53,7 +63,7 @@ class Plan(NamedTuple):
 
     In each of `rounds` rounds and in each place `brokers` brokers lead one run each, with as many reports of either
     worker as `turns` says of the place: where commits wait for nothing, more fit into the time. At the end `crowd`
-    brokers run at once, and wait for a person for `wait_seconds`.
+    brokers run at once, and wait for a person for `wait_seconds`. Whoever looks at a run does so among `retained` ones.
     """
 
     rounds: int
@@ -62,11 +72,22 @@ class Plan(NamedTuple):
     latency_seconds: float
     crowd: int
     wait_seconds: float
+    retained: int
 
 
-FULL = Plan(rounds=7, brokers=3, turns={"disk": 8, "memory": 40}, latency_seconds=0.3, crowd=50, wait_seconds=MINUTE)
-QUICK = Plan(rounds=2, brokers=2, turns={"disk": 4, "memory": 30}, latency_seconds=0.2, crowd=50, wait_seconds=5)
-TINY = Plan(rounds=1, brokers=1, turns={"disk": 1, "memory": 2}, latency_seconds=0.05, crowd=2, wait_seconds=0.2)
+FULL = Plan(
+    rounds=7,
+    brokers=3,
+    turns={"disk": 8, "memory": 40},
+    latency_seconds=0.3,
+    crowd=50,
+    wait_seconds=MINUTE,
+    retained=200,
+)
+QUICK = FULL._replace(rounds=2, brokers=2, turns={"disk": 4, "memory": 30}, latency_seconds=0.2, wait_seconds=5)
+TINY = Plan(
+    rounds=1, brokers=1, turns={"disk": 1, "memory": 2}, latency_seconds=0.05, crowd=2, wait_seconds=0.2, retained=4
+)
 
 
 def present() -> bool:
@@ -102,11 +123,25 @@ class Workshop:
         # Only here: the references are measured in a checkout without a broker, too.
         if str(SERVICE) not in sys.path:
             sys.path.insert(0, str(SERVICE))
-        from agent_intercom.orchestration import manifest, rundir, runtime
-        from agent_intercom.wire.clock import system_now
+        from agent_intercom.orchestration import runtime
 
         self._made += 1
         unit = f"r{self._made}"
+        made = self.create(place, "bench", unit)
+        runtime.write(
+            self.environ["XDG_RUNTIME_DIR"],
+            unit,
+            runtime.RunPlace(directory=made.path, scope=None, environment={}, observer_report_usage=True),
+        )
+        return Run(unit, dict(made.tokens))
+
+    def create(self, place: str, session: str, unit: str) -> Any:
+        """The directory of a run that nothing was started for, as `rundir` has it."""
+        if str(SERVICE) not in sys.path:
+            sys.path.insert(0, str(SERVICE))
+        from agent_intercom.orchestration import manifest, rundir
+        from agent_intercom.wire.clock import system_now
+
         spec = rundir.RunSpec(
             unit=unit,
             project=str(self.home / "project"),
@@ -119,13 +154,7 @@ class Workshop:
             implementation_flow="single",
             startup=rundir.Startup(task="x" * 512, role_tasks={}),
         )
-        made = rundir.create(str(self.places[place] / "runs"), "bench", f"20240101T000000Z-{unit}", spec, system_now())
-        runtime.write(
-            self.environ["XDG_RUNTIME_DIR"],
-            unit,
-            runtime.RunPlace(directory=made.path, scope=None, environment={}, observer_report_usage=True),
-        )
-        return Run(unit, dict(made.tokens))
+        return rundir.create(str(self.places[place] / "runs"), session, f"20240101T000000Z-{unit}", spec, system_now())
 
     def listener(self, run: Run) -> Listener:
         """The socket of a run."""
@@ -245,7 +274,7 @@ def one_round(shop: Workshop, generator: measure.Generator, relay: Server, plan:
         for place in PLACES:
             _note(values, f"{place}.{figure}", "relay", hop)
         _note(values, f"bytes.{figure}", "run", size)
-    for figure, by_server in _starts(shop).items():
+    for figure, by_server in (_starts(shop) | _looks(shop)).items():
         for name, value in by_server.items():
             _note(values, figure, name, value)
     return values
@@ -290,6 +319,37 @@ def _starts(shop: Workshop) -> Values:
         assert listener.notify.ready is not None
         result["start.ready"]["run"] = (listener.notify.ready - since) * 1e3
     return result
+
+
+def retain(shop: Workshop, count: int) -> None:
+    """Leave `count` runs behind that have ended."""
+    for number in range(count):
+        shop.create("memory", LOOKED_AT if number % 2 else f"other{number}", f"o{number}")
+
+
+def _looks(shop: Workshop) -> Values:
+    """`orchestrate status`, and what it is held against: an interpreter, and one that reads a run's files."""
+    root = shop.places["memory"] / "runs"
+    directory = max((root / LOOKED_AT).iterdir())
+    path = shop.environ["PYTHONPATH"]
+    environ = shop.environ | {"AGENT_INTERCOM_RUNS_DIR": str(root)}
+
+    def took(*command: str) -> float:
+        since = time.perf_counter()
+        result = subprocess.run([PYTHON, *command], env=environ, capture_output=True, text=True, check=False)
+        milliseconds = (time.perf_counter() - since) * 1e3
+        if result.returncode:
+            raise BenchError(f"a look at a run: {result.stderr.strip()[-400:]}")
+        return milliseconds
+
+    bare = took("-c", "pass")
+    read = took("-IS", str(HERE / "look.py"), path, str(directory))
+    status = took("-IS", "-c", STATUS, path, "status", LOOKED_AT)
+    return {
+        "look.bare": {"bare": bare},
+        "look.read": {"bare": read},
+        "look.status": {"bare": bare + read, "run": status},
+    }
 
 
 def crowd(shop: Workshop, plan: Plan) -> Values:
@@ -373,7 +433,9 @@ def rounds(
     with workshop(programs, home, cores[0] if pin else None) as shop:
         with start_relay(programs, home) as relay:
             shop.pinned(relay)
+            retain(shop, plan.retained)
             _lead(shop, "memory", 1)  # not counted: fills the page cache and writes bytecode
+            _looks(shop)
             for turn in range(plan.rounds):
                 yield one_round(shop, generator, relay, plan, turn)
         yield crowd(shop, plan)

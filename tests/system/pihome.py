@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.contract import nodepeers
 from tests.contract.nodepeers import HOSTS, Extension, Where, Worker
@@ -54,7 +54,7 @@ path.write_text(text)
 
 
 class PiHome:
-    """What alice has installed and configured. Paths are hers."""
+    """What alice has installed and configured. Paths are hers. No run outlives the context."""
 
     def __init__(self, bed: Any, config: str) -> None:
         self.bed = bed
@@ -65,6 +65,12 @@ class PiHome:
         bed.as_user("alice", ["ln", "-s", "--backup=numbered", SCRIPT, str(PACKAGE / nodepeers.TOOL)])
         self.write(CONFIG, config)
         self.write(PROJECT / "feature.py", "# Nothing yet\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bed.as_user("alice", ["systemctl", "--user", "stop", "orchestrate.slice"])
 
     def _copy(self, source: Path, to: Path) -> None:
         place = self.path(to)

@@ -7,9 +7,12 @@ import asyncio
 import contextlib
 from typing import Any, Final
 
+import pytest
+
 from tests.contract.nodepeers import Event, Extension
 from tests.system.conftest import Bed
 from tests.system.pihome import RUNS, PiHome
+from tests.system.wire import until
 
 SESSION: Final = "pi-project-agents"
 START: Final = "Start tmux orchestration?"
@@ -40,9 +43,7 @@ async def started(extension: Extension, agreed: bool = True, **params: object) -
 
 
 def test_a_run_from_its_preview_to_its_end(bed: Bed) -> None:
-    home = PiHome(bed, EXTERNAL)
-
-    async def scene() -> None:
+    async def scene(home: PiHome) -> None:
         async with home.extension() as extension:
             assert said(await extension.call("doctor")) == "Prerequisite checks complete"
             assert said(await extension.call("list")) == "No running orchestrations."
@@ -101,4 +102,33 @@ def test_a_run_from_its_preview_to_its_end(bed: Bed) -> None:
         assert not [event for event in extension.events if event["event"] == "exited" and event["stderr"]]
         assert CANARY not in str(bed.journal("alice"))
 
-    asyncio.run(scene())
+    with PiHome(bed, EXTERNAL) as home:
+        asyncio.run(scene(home))
+
+
+def test_attaching_opens_a_window_with_the_dashboard(bed: Bed) -> None:
+    if bed.run("command -v tmux", check=False).returncode != 0:
+        pytest.skip("attaching is for people in tmux")
+    tmux = "tmux new-session -d -s desk -x 120 -y 30 cat && tmux display-message -p -t desk '#{socket_path},#{pid},0'"
+    inside = bed.as_user("alice", tmux).stdout.strip()
+
+    async def scene(home: PiHome) -> None:
+        async with home.extension(TMUX=inside) as extension:
+            await started(extension)
+            await update(extension, "Parent supervision attached", triggers=False)
+            attached = said(await extension.call("attach", session=SESSION))
+            assert attached.startswith(f"Switched to {SESSION}")
+
+    with PiHome(bed, EXTERNAL) as home:
+        asyncio.run(scene(home))
+        is_shown(bed)
+    bed.as_user("alice", ["tmux", "kill-server"])
+
+
+def is_shown(bed: Bed) -> None:
+    """The dashboard is in a window of its own, which closes with it."""
+    screen = ["tmux", "capture-pane", "-p", "-t", "desk:orchestrate"]
+    until(lambda: SESSION in bed.as_user("alice", screen, check=False).stdout, "the dashboard in a window")
+    bed.as_user("alice", ["tmux", "send-keys", "-t", "desk:orchestrate", "q"])
+    names = ["tmux", "list-windows", "-t", "desk", "-F", "#{window_name}"]
+    until(lambda: "orchestrate" not in bed.as_user("alice", names).stdout.split(), "no window any more")

@@ -74,9 +74,11 @@ def line_with(process: subprocess.Popen[str], *parts: str) -> str:
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit status, and the rest of standard output and error."""
-    out, err = process.communicate(timeout=HANG)
+    assert process.stdout is not None and process.stderr is not None
+    # `communicate` would lose what was read ahead of the lines that were asked for.
+    out, err = process.stdout.read(), process.stderr.read()
     assert "Traceback" not in err, err
-    return process.returncode, out, err
+    return process.wait(HANG), out, err
 
 
 def completed(run: Run, *arguments: str, **more: str) -> tuple[int, str, str]:

@@ -184,6 +184,12 @@ class OnTerminal:
             pass
         return self.process.returncode
 
+    def hang_up(self) -> int:
+        """Take the terminal away; the program's exit status."""
+        master, self._master = self._master, os.open(os.devnull, os.O_RDONLY)
+        os.close(master)
+        return self.process.wait(HANG)
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 

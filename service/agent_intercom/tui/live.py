@@ -259,7 +259,11 @@ class _Loop:
         # A wait that is rounded down would be repeated at once.
         found = dict(self._poll.poll(None if wait is None else int(wait * 1_000) + 1))
         if self._out in found:
-            raise BrokenPipeError
+            if self._terminal is None:
+                raise BrokenPipeError
+            # The terminal is gone, and whoever sat there; SIGHUP may be on its way.
+            self._left = True
+            return
         events = self._kernel.read() if self._kernel.fileno() in found else []
         # Every event has to be taken note of.
         if any([self._source.heard(event) for event in events]):

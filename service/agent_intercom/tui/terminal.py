@@ -75,6 +75,7 @@ class Terminal:
         self._out = descriptor
         self.keys = keys if os.isatty(keys) else None
         self._modes: list[int | list[bytes | int]] | None = None
+        self._entered = False
 
     @property
     def size(self) -> Size:
@@ -97,7 +98,7 @@ class Terminal:
         return os.read(self.keys, 1_024).decode(errors="replace")
 
     def take(self) -> None:
-        """Have the terminal as it is needed; a second time after another program had it."""
+        """Have the terminal as it is needed; again after another program had it."""
         if self.keys is not None:
             modes = termios.tcgetattr(self.keys)
             if self._modes is None:
@@ -105,11 +106,14 @@ class Terminal:
             wanted = [*modes[:3], modes[3] & ~(termios.ICANON | termios.ECHO), *modes[4:6], list(modes[6])]
             wanted[6][termios.VMIN], wanted[6][termios.VTIME] = 1, 0
             termios.tcsetattr(self.keys, termios.TCSANOW, wanted)
-        self.write((_ALTERNATE if self._alternate else "") + _HIDE)
+        entering = self._alternate and not self._entered
+        self._entered = True
+        self.write((_ALTERNATE if entering else "") + _HIDE)
 
     def give_back(self) -> None:
         """Have it as it was. Whatever it refuses is left: it may be gone."""
         with _undisturbed():
+            leaving, self._entered = self._alternate and self._entered, False
             if self.keys is not None and self._modes is not None:
                 with contextlib.suppress(termios.error):
                     termios.tcflow(self.keys, termios.TCOON)
@@ -117,7 +121,7 @@ class Terminal:
                     termios.tcsetattr(self.keys, termios.TCSANOW, self._modes)
             if self._takes_bytes():
                 with contextlib.suppress(OSError):
-                    self.write(_SHOW + (_NORMAL if self._alternate else ""))
+                    self.write(_SHOW + (_NORMAL if leaving else ""))
 
     def suspend(self) -> None:
         """Give it back, stop as Ctrl-Z asked, and take it again once this process goes on."""

@@ -239,6 +239,18 @@ def test_what_cannot_be_read_is_read_later(directory: Path, store: Store, monkey
     assert [each.sequence for each in source.read().events] == [2]
 
 
+@pytest.mark.parametrize(("there", "life"), [(True, Life.UNKNOWN), (False, Life.STOPPED)])
+def test_of_a_run_of_tmux_only_tmux_knows(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, there: bool, life: Life
+) -> None:
+    """It is asked once: it tells of nothing by itself."""
+    asked = []
+    monkeypatch.setattr(runs, "in_tmux", lambda found, environ: asked.append(found) or there)
+    source = RunSource(entry(directory), {})
+    assert source.read().life is life and source.read().life is life
+    assert len(asked) == 1
+
+
 def test_only_what_may_be_new_is_a_reason(directory: Path, store: Store) -> None:
     def reasons() -> list[bool]:
         return [source.heard(each) for each in kernel.read()]

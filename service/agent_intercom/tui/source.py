@@ -18,10 +18,9 @@ from agent_intercom.orchestration import manifest, reader, rows, runs, runtime, 
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import MAX_EVENTS, Facts, Life, Model, Snapshot
 
-_DATABASE: Final = "broker.sqlite3"
 _NAMES: Final = {
-    f"{_DATABASE}-journal": inotify.DELETE,
-    f"{_DATABASE}.lock": inotify.CLOSE_WRITE,
+    f"{runs.DATABASE}-journal": inotify.DELETE,
+    f"{runs.DATABASE}.lock": inotify.CLOSE_WRITE,
     manifest.NAME: inotify.MOVED_TO,
 }
 """Names in a run's directory, and what has to happen to them to be worth a look."""

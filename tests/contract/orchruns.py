@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
-from agent_intercom.orchestration import budget, rundir, runtime
+from agent_intercom.orchestration import budget, rundir, runtime, workspace
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.wire.clock import system_now
 from tests.contract.orchpeer import HANG, Frame, Observer, OrchPeer, Worker, command, eventually, exchange
@@ -43,9 +43,11 @@ class Run:
         environment: Mapping[str, str] | None = None,
         harness: str = "pi",
         repairs: int | None = None,
+        workspace: bool = False,
     ) -> None:
         self.harness = harness
         self.repairs = repairs
+        self.workspace = workspace
         self.root = Path(tempfile.mkdtemp(prefix="or", dir="/tmp"))
         self.runtime = self.root / "run"
         self.runtime.mkdir(mode=0o700)
@@ -73,6 +75,9 @@ class Run:
         report_usage: bool,
         thresholds: list[str],
     ) -> None:
+        begin = rundir.Startup(
+            task=task, role_tasks=role_tasks, context_capsule=capsule, workspace_capsule=self._workspace_capsule()
+        )
         spec = rundir.RunSpec(
             unit=self.unit,
             project=str(self.project),
@@ -86,7 +91,7 @@ class Run:
             forced_specialists=forced,
             budget_policy=budget.merge(budget.PACKAGED, budget.overrides(thresholds)),
             max_repair_rounds=self.repairs,
-            startup=rundir.Startup(task=task, role_tasks=role_tasks, context_capsule=capsule),
+            startup=begin,
         )
         made = rundir.create(str(self.root / "state"), SESSION, "20260801T120000Z-1", spec, system_now())
         self.directory = Path(made.path)
@@ -100,6 +105,19 @@ class Run:
 
     def _spec(self) -> rundir.RoleSpec:
         return rundir.RoleSpec(provider="p", model="m", thinking="medium", harness=self.harness)
+
+    def _workspace_capsule(self) -> str | None:
+        if not self.workspace:
+            return None
+        self.git("init", "-q")
+        self.git("commit", "-q", "--allow-empty", "-m", "one")
+        return workspace.build(str(self.project), [])
+
+    def git(self, *arguments: str) -> None:
+        """Have Git do something in the project."""
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.invalid", "-c", "commit.gpgsign=false")
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.root)}
+        subprocess.run(["git", *identity, *arguments], cwd=self.project, env=environment, check=True)
 
     # The process.
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 
 from agent_intercom.orchestration.client import BROKER_REJECTED, ControlAnswer, control
 from agent_intercom.orchestration.errors import Refusal
-from tests.contract.orchpeer import OrchPeer, fresh_id
+from tests.contract.orchpeer import OrchPeer, fresh_id, review
 from tests.contract.orchruns import Run
 from tests.contract.peer import Frame
 
@@ -422,6 +423,38 @@ def test_redeliver_to_a_role_that_is_not_there() -> None:
         run.declined("uncertain", "redeliver", "implementer")
         assert run.workflow() == ("uncertain", 1)
         assert run.assignments("implementer")[0]["delivery_id"] == work["id"]
+
+
+# continue
+
+
+def test_continue_and_a_broker_that_is_killed_over_it() -> None:
+    run = Run(repairs=0)
+    with run:
+        team, watching = run.team(), run.watch()
+        team["implementer"].do("implementation")
+        review(team["reviewer"], verdict="changes_requested")
+        said = [watching.seen() for _ in range(8)]
+        assert [event[1:] for event in said if event[0] == "workflow"] == [("active", 2), ("needs_attention", 2)]
+        run.stop(signal.SIGKILL)
+        run.start()
+        team = {role: run.worker(role) for role in run.roles}
+        run.declined("conflict", "send", "implementer", message="Go on.")
+        identity = run.accepted("continue", "implementer")
+        team["implementer"].assignment("implementation", 2)
+        run.stop(signal.SIGKILL)
+        run.start()
+        answer = run.command("continue", "implementer", id=identity)
+        assert answer == success(identity, duplicate=True)
+        assert [row["round"] for row in run.assignments("implementer")] == [1, 2]
+        assert [row["status"] for row in run.events("continuation_paused")] == ["repair_round_limit"]
+        assert [row["delivery_id"] for row in run.events("continuation_approved")] == [identity]
+
+
+def test_continue_is_the_implementers(run: Run) -> None:
+    frame = request(run, action="continue", role="reviewer", message=None)
+    assert run.exchange(frame) == failure(frame["id"])
+    assert not any(row["id"] == frame["id"] for row in commands(run))
 
 
 # The client library.

@@ -12,7 +12,7 @@ import msgspec
 from agent_intercom.orchestration import budget, policies, rows
 from agent_intercom.orchestration import engine as kinds
 from agent_intercom.orchestration.contract import Flow, Limits
-from agent_intercom.orchestration.effects import Drop, Effect, Finish, ForgetStartup, Save, Write
+from agent_intercom.orchestration.effects import Check, Drop, Effect, Finish, ForgetStartup, Save, Write
 from agent_intercom.orchestration.engine import Engine
 from agent_intercom.orchestration.workflow.loading import load
 from agent_intercom.orchestration.workflow.state import Startup
@@ -148,13 +148,14 @@ class Stage:
         limits: Limits | None = None,
         max_repair_rounds: int | None = None,
         worker_context: Mapping[str, str] | None = None,
+        workspace: str = "",
     ) -> None:
         self.roles = list(roles)
         self.limits = limits or Limits()
         self.database = Database(self.roles, flow, forced)
         self.database.meta[policies.CONTINUATION] = policies.continuation(max_repair_rounds)
         self.database.meta[policies.WORKER_CONTEXT] = policies.worker_context(worker_context or {})
-        self.startup: Startup | None = Startup(task=task, role_tasks={})
+        self.startup: Startup | None = Startup(task=task, role_tasks={}, workspace_capsule=workspace)
         self.now = Now(1_000, 1_700_000_000_000)
         self.next_number = 1
         self.next_id = 1
@@ -164,6 +165,7 @@ class Stage:
         self.generations = dict.fromkeys(self.roles, 1)
         self.been: dict[int, tuple[str, int]] = {}
         self.states: list[str] = []
+        self.checks: list[int] = []
         self.batches: list[list[rows.Change]] = []
         self.log: list[tuple[int, int, Now, bytes]] = []
         self.boot()
@@ -184,6 +186,7 @@ class Stage:
         self.begun = self.engine.snapshot()
         self.log = []
         self.workers.clear()
+        self.checks.clear()
         self.feed(kinds.STARTED, 0, b"")
 
     def crash(self, *, remembers: bool) -> None:
@@ -195,6 +198,7 @@ class Stage:
         replayed = self.replayed()
         assert replayed.snapshot() == self.engine.snapshot()
         self.engine = replayed
+        self.checks.clear()
         self.feed(kinds.STARTED, 0, b"remembers")
 
     def replayed(self) -> Engine:
@@ -223,6 +227,8 @@ class Stage:
                 for role, at in list(self.workers.items()):
                     if at == effect.number:
                         del self.workers[role]
+            elif isinstance(effect, Check):
+                self.checks.append(effect.number)
             elif isinstance(effect, ForgetStartup):
                 self.startup = None
         self.states.append(self.engine.workflow.state.workflow)
@@ -276,6 +282,13 @@ class Stage:
                 self.ack(role, frame["id"])
                 sent.pop()
 
+    def check(self, fault: str = "") -> list[Frame]:
+        """The oldest check of the workspace capsule ends; what its connection is sent then."""
+        number = self.checks.pop(0)
+        before = len(self.frames[number])
+        self.feed(kinds.CHECKED, number, fault.encode())
+        return self.frames[number][before:]
+
     def leave(self, role: str) -> None:
         """The worker's connection is lost."""
         number = self.workers.pop(role)
@@ -318,12 +331,12 @@ class Stage:
         self.lifecycle(role, "idle")
 
     def control(self, action: str, role: str, **more: Any) -> Frame:
-        """A command; its answer."""
+        """A command; its answer, which is empty where none came or it has to wait."""
         number = self.connect()
         frame = {"version": 1, "type": "control", "token": CONTROL, "id": self.fresh_id(), "action": action}
         frame |= {"role": role, "delivery": None, "message": None} | more
         answers = self.say(number, frame)
-        assert number in self.ended
+        assert number in self.ended or number in self.checks
         return answers[-1] if answers else {}
 
     def send(self, role: str, message: str = "please", **more: Any) -> Frame:

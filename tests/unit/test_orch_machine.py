@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 
 import msgspec
 from hypothesis import settings
@@ -31,9 +32,18 @@ class Run(RuleBasedStateMachine):
         rounds=st.integers(0, 2),
         limit=st.sampled_from([None, None, 0, 1, 2]),
         retained=st.sets(roles),
+        workspace=st.sampled_from(["", "{}"]),
     )
     def begin(
-        self, size: int, flow: str, forced: bool, docs: bool, rounds: int, limit: int | None, retained: set[str]
+        self,
+        size: int,
+        flow: str,
+        forced: bool,
+        docs: bool,
+        rounds: int,
+        limit: int | None,
+        retained: set[str],
+        workspace: str,
     ) -> None:
         team = TEAM[:size]
         task = "Fix a typo in the readme" if docs else "Make the thing work"
@@ -46,6 +56,7 @@ class Run(RuleBasedStateMachine):
             task=task,
             max_repair_rounds=limit,
             worker_context=dict.fromkeys(sorted(self.retained), "retain"),
+            workspace=workspace,
         )
         self.operator = False
         self.forgetful = False
@@ -54,17 +65,18 @@ class Run(RuleBasedStateMachine):
         self.stage.observe()
         if rounds:
             self.everybody_comes()
+            self.check("")
             for turn in range(rounds):
                 self.everybody_works(good=turn > 0, paths=["src/a.py"])
 
     def here(self, role: str) -> bool:
-        return role in self.stage.workers
+        return role in self.stage.workers and role in self.stage.engine.workflow.state.workers
 
     # Workers.
 
     @rule(role=roles)
     def come(self, role: str) -> None:
-        if role in self.stage.roles and not self.here(role):
+        if role in self.stage.roles and role not in self.stage.workers:
             self.stage.hello(role)
 
     @rule()
@@ -127,6 +139,13 @@ class Run(RuleBasedStateMachine):
         if assignment is not None:
             answers = self.stage.worker("progress", role, assignment_id=assignment.id, phase="tool", usage=usage(3))
             assert [frame["status"] for frame in answers] == ["recorded"]
+
+    @rule(fault=st.sampled_from(["", "", "workspace_capsule_stale"]))
+    def check(self, fault: str) -> None:
+        while self.stage.checks:
+            # A command may have waited for it.
+            self.operator = True
+            self.stage.check(fault)
 
     # The operator.
 
@@ -279,7 +298,7 @@ class Run(RuleBasedStateMachine):
             return
         for number, (role, _) in self.stage.been.items():
             told = [frame.get("kind") or frame["type"] for frame in self.stage.frames[number]]
-            for kind, following in zip(told, [*told[1:], ""], strict=True):
+            for kind, following in pairwise([*told, ""]):
                 if role in self.retained and kind == "run_state":
                     # A replacement without work, a run that is reopened, or work.
                     assert following in ("", "response", "operator_message", *WORK) or "baseline" in told

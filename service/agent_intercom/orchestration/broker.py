@@ -22,7 +22,18 @@ from agent_intercom.host.shell import Shell
 from agent_intercom.orchestration import engine as inputs
 from agent_intercom.orchestration import rows
 from agent_intercom.orchestration.contract import Limits, RoleState
-from agent_intercom.orchestration.effects import Bound, Drop, Effect, Finish, ForgetStartup, Note, Save, Tell, Write
+from agent_intercom.orchestration.effects import (
+    Bound,
+    Check,
+    Drop,
+    Effect,
+    Finish,
+    ForgetStartup,
+    Note,
+    Save,
+    Tell,
+    Write,
+)
 from agent_intercom.orchestration.engine import Engine
 from agent_intercom.orchestration.store import StoreError
 from agent_intercom.orchestration.workflow.ledger import event_note
@@ -50,6 +61,8 @@ class Broker(Shell[Engine]):
     """The broker of one run on one loop. Made by `launch`; `stopped` is set when it wants to end.
 
     `forget_startup` deletes the startup file; it returns the code of what prevents that, and raises nothing.
+    `check_workspace` takes a workspace capsule and the project's directory, and returns the code of what is wrong, or
+    nothing. It may take seconds, and runs on a thread of its own.
     """
 
     TICK = inputs.TICK
@@ -65,6 +78,7 @@ class Broker(Shell[Engine]):
         journal: Journal,
         store: Database,
         forget_startup: Callable[[], str | None],
+        check_workspace: Callable[[str, str], str],
         bound: str,
         clock: Callable[[], Now] = system_now,
         reactor_limits: ReactorLimits = REACTOR_LIMITS,
@@ -83,6 +97,8 @@ class Broker(Shell[Engine]):
         self._limits = limits
         self._store = store
         self._delete_startup = forget_startup
+        self._check_workspace = check_workspace
+        self._checks: set[asyncio.Future[str]] = set()
         self._rows: list[rows.Change] = []
         self._held: list[Effect] = []
         self._problem: str | None = None
@@ -234,6 +250,8 @@ class Broker(Shell[Engine]):
             self._tape.mark = effect.fields.get("sequence", self._tape.mark)
         elif isinstance(effect, Tell):
             self._status_soon()
+        elif isinstance(effect, Check):
+            self._check(effect.number)
         elif isinstance(effect, ForgetStartup):
             # After the frames have left: nobody is to wait for the disk.
             self._reactor.yield_to_loop()
@@ -257,6 +275,29 @@ class Broker(Shell[Engine]):
         else:
             self._forget(connection.number)
             self._reactor.destroy(connection)
+
+    def _check(self, number: int) -> None:
+        """Have the workspace capsule checked; what is found is an input."""
+        state = self._engine.workflow.state
+        check = self._loop.run_in_executor(None, self._check_workspace, state.workspace, state.settings.project)
+        self._checks.add(check)
+        check.add_done_callback(lambda done: self._checked(number, done))
+
+    def _checked(self, number: int, check: asyncio.Future[str]) -> None:
+        self._checks.discard(check)
+        if self.stopped.is_set() or check.cancelled():
+            # Who follows asks again.
+            return
+        error = check.exception()
+        if isinstance(error, Exception):
+            faults.tell(error, self._journal)
+        fault = "workspace_capsule_invalid" if error else check.result()
+
+        def tell(now: Now) -> None:
+            self._tape.record(inputs.CHECKED, number, now, fault.encode())
+            self._engine.checked(number, fault, now)
+
+        self._reactor.run_batch(tell)
 
     def _forget_startup(self) -> None:
         """Delete the startup file: what it holds is in memory, or needed no more."""

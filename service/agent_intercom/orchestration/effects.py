@@ -45,6 +45,12 @@ class Bound(msgspec.Struct, frozen=True, gc=False):
     watches: bool
 
 
+class Check(msgspec.Struct, frozen=True, gc=False):
+    """Find out whether the run's workspace capsule still holds; the answer is an input for this connection."""
+
+    number: int
+
+
 class ForgetStartup(msgspec.Struct, frozen=True, gc=False):
     """All bodies that the startup file holds were handed on: delete it (section 4.3, step 8)."""
 
@@ -60,4 +66,4 @@ class Note(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
-Effect: TypeAlias = Save | Write | Finish | Drop | Bound | ForgetStartup | Tell | Note
+Effect: TypeAlias = Save | Write | Finish | Drop | Bound | Check | ForgetStartup | Tell | Note

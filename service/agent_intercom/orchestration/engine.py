@@ -29,6 +29,8 @@ OPENED: Final = 2
 CLOSED: Final = 3
 TICK: Final = 4
 STARTED: Final = 5
+CHECKED: Final = 6
+"""A check of the workspace capsule ended; the data is the code of what is wrong, or empty."""
 
 LISTENER: Final = "run"
 """The name of the only listener."""
@@ -89,9 +91,27 @@ class Engine:
             return
         decoder = self._decoders.setdefault(number, FrameDecoder(MAX_FRAME))
         decoder.feed(data)
+        self._serve(link, decoder, now)
+
+    def checked(self, number: int, fault: str, now: Now) -> None:
+        """What the check of the workspace capsule that this connection waits for found: a code, or nothing."""
+        link = self.workflow.state.links.get(number)
+        if link is None or not link.held:
+            return
+        self.workflow.checked(fault, now)
+        payload, link.held = link.held, b""
+        self._serve(link, self._decoders.setdefault(number, FrameDecoder(MAX_FRAME)), now, payload)
+
+    def _serve(self, link: Link, decoder: FrameDecoder, now: Now, held: bytes = b"") -> None:
+        """Serve a connection as far as whole frames are there, `held` before them."""
+        links, number = self.workflow.state.links, link.number
         try:
-            while number in links and link.kind != "observer" and (payload := _next(decoder)) is not None:
+            if held:
+                self.workflow.first(link, parsing.first(held), now)
+            while self._reads(link) and (payload := _next(decoder)) is not None:
                 self._payload(link, payload, now)
+            if link.held and len(decoder.pending) > MAX_FRAME:
+                raise Refusal(Code.REJECTED, "Too much was sent before the first answer", "length")
             if link.kind == "observer" and decoder.waiting:
                 raise Refusal(Code.FORBIDDEN, "Observer connections are read-only", "type")
         except Refusal as refusal:
@@ -110,7 +130,14 @@ class Engine:
             self.workflow.worker(link, parsing.worker(payload, link.role), now)
         else:
             link.kind = "control" if _is_control(payload) else ""
-            self.workflow.first(link, parsing.first(payload), now)
+            frame = parsing.first(payload)
+            if self.workflow.hands_on(frame):
+                self.workflow.hold(link, payload, now)
+            else:
+                self.workflow.first(link, frame, now)
+
+    def _reads(self, link: Link) -> bool:
+        return link.number in self.workflow.state.links and link.kind != "observer" and not link.held
 
     # Snapshot and replay (`host.recovery.Replayable`).
 
@@ -160,6 +187,8 @@ class Engine:
             self.tick(now)
         elif kind == STARTED:
             self.started(now, remembers=bytes(data) == b"remembers")
+        elif kind == CHECKED:
+            self.checked(number, bytes(data).decode(), now)
         else:
             raise ValueError(f"input of unknown kind {kind}")
 

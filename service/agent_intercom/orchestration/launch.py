@@ -72,7 +72,8 @@ class Place:
     def engine(self, limits: Limits, *, remembered: bool) -> Engine:
         """The run as its database has it.
 
-        A run that has not started needs its startup file, unless it is `remembered` in a memory file.
+        A run that has not started needs its startup file, unless it is `remembered` in a memory file. A workspace
+        capsule is checked here and, as long as the run goes on, before each time that it is handed on.
         """
         retained = self.store.load()
         startup = None
@@ -81,6 +82,10 @@ class Place:
         if starting and taken is None and not remembered:
             raise Refusal("startup_missing", "the startup file of a run that has not started is gone", "startup")
         if taken is not None:
+            if taken.workspace_capsule and not remembered:
+                fault = check_workspace(taken.workspace_capsule, self.run.manifest.project)
+                if fault:
+                    raise Refusal(fault, "the workspace capsule does not hold", "workspace_capsule")
             startup = Startup(
                 task=taken.task,
                 role_tasks=dict(taken.role_tasks),
@@ -106,6 +111,17 @@ class Place:
         except Refusal as refusal:
             return refusal.code
         return None
+
+
+def check_workspace(capsule: str, project: str) -> str:
+    """The code of what is wrong with a workspace capsule, or nothing."""
+    from agent_intercom.orchestration import workspace  # few runs have one
+
+    try:
+        workspace.validate(capsule, project)
+    except Refusal as refusal:
+        return refusal.code
+    return ""
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -232,6 +248,7 @@ def _broker(
         journal=journal,
         store=place.store,
         forget_startup=place.forget_startup,
+        check_workspace=check_workspace,
         bound=bound,
     )
     _obey_signals(broker)

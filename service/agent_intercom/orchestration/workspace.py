@@ -42,8 +42,11 @@ MARKERS: Final = (
 """Files that tell how a project is built."""
 
 MAX_INSTRUCTION_BYTES: Final = 1_048_576
-GIT_TIMEOUT: Final = 5.0
-"""Seconds for one question to Git."""
+GIT_TIMEOUT = 2.0
+"""Seconds for one question to Git; brokers ask two at a time."""
+
+STATUS_TIMEOUT = 10.0
+"""Seconds for looking through the worktree, which no broker does."""
 
 _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
@@ -201,13 +204,22 @@ def _head(project: str) -> str:
 
 
 def _state(project: str) -> Literal["clean", "dirty"]:
-    said = _git(project, "status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", limit=1)
+    said = _git(
+        project,
+        "status",
+        "--porcelain",
+        "-z",
+        "--no-renames",
+        "--ignore-submodules=all",
+        limit=1,
+        seconds=STATUS_TIMEOUT,
+    )
     if said is None:
         raise _invalid("Git cannot tell the state of the worktree", "project")
     return "dirty" if said else "clean"
 
 
-def _git(project: str, *arguments: str, limit: int = 8_192) -> bytes | None:
+def _git(project: str, *arguments: str, limit: int = 8_192, seconds: float | None = None) -> bytes | None:
     """The first `limit` bytes that Git answers; None where it fails."""
     import select
     import signal
@@ -218,7 +230,7 @@ def _git(project: str, *arguments: str, limit: int = 8_192) -> bytes | None:
     # Nothing else of the environment: GIT_DIR and its like would lead elsewhere.
     environ = keep | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
     options = ("--no-pager", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-C", project)
-    until = time.monotonic() + GIT_TIMEOUT
+    until = time.monotonic() + (seconds or GIT_TIMEOUT)
     said = b""
     try:
         process = subprocess.Popen(

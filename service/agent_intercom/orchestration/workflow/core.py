@@ -8,7 +8,7 @@ import hmac
 from agent_intercom.orchestration import capsules, encode, frames
 from agent_intercom.orchestration.contract import ROUTING, Code, CommandStatus, Limits, RoleState
 from agent_intercom.orchestration.contract import Workflow as States
-from agent_intercom.orchestration.effects import Drop, Effect, Note, Tell
+from agent_intercom.orchestration.effects import Check, Drop, Effect, Note, Tell
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.workflow.ledger import Ledger
 from agent_intercom.orchestration.workflow.operator import Operator
@@ -55,6 +55,9 @@ class Workflow:
         else:
             self._forgotten()
         self.render_baselines()
+        for link in state.links.values():
+            if link.held:
+                ledger.effects.append(Check(link.number))
         ledger.event("broker_started", state.workflow, round=state.round)
         ledger.effects.append(Tell())
 
@@ -78,6 +81,7 @@ class Workflow:
         state = self.state
         if state.startup is None or state.baselines:
             return
+        state.workspace = state.startup.workspace_capsule
         for role in state.roles:
             state.baselines[role] = capsules.baseline(
                 role,
@@ -130,6 +134,29 @@ class Workflow:
             self._operator.command(link, frame)
         else:
             self._observe(link, frame)
+
+    def hands_on(self, frame: frames.Hello | frames.Control | frames.Observe) -> bool:
+        """Whether the frame makes a baseline leave with a workspace capsule in it, which has to be checked first."""
+        state = self.state
+        if not state.workspace or isinstance(frame, frames.Observe):
+            return False
+        if isinstance(frame, frames.Hello):
+            return self._workers.hands_on(frame)
+        genuine = hmac.compare_digest(state.settings.control_token, frame.token)
+        return genuine and frame.action == "redeliver" and state.startup is not None
+
+    def hold(self, link: Link, payload: bytes, now: Now) -> None:
+        """Ask for a check of the workspace capsule; the connection's first frame waits for it."""
+        self._ledger.now = now
+        link.held = payload
+        self._ledger.effects.append(Check(link.number))
+
+    def checked(self, fault: str, now: Now) -> None:
+        """A check of the workspace capsule ended: the code of what is wrong with it, or nothing."""
+        self._ledger.now = now
+        if fault != self.state.workspace_fault:
+            self.state.workspace_fault = fault
+            self._ledger.effects.append(Tell())
 
     def worker(self, link: Link, frame: frames.WorkerFrame, now: Now) -> None:
         """A frame of an authenticated worker. Raises Refusal."""
@@ -215,6 +242,8 @@ class Workflow:
         text = f"{state.workflow}, round {state.round}; {len(state.workers)} of {len(state.roles)} workers connected"
         if state.pending_repair_round is not None:
             text += "; the limit of repair rounds is reached"
+        if state.workspace_fault:
+            text += f"; {state.workspace_fault}"
         away = [role for role in state.roles if role not in state.workers]
         if away and state.waiting_since == NEVER:
             text += f"; never came or away: {', '.join(away)}"

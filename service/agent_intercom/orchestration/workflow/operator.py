@@ -232,6 +232,9 @@ class Operator:
         if not self._doubted(frame.role) and self._routing.open_assignment(frame.role) and self._doubts():
             # It works on what it has; the doubt is another's.
             return CommandStatus.CONFLICT, self._nothing
+        if state.startup is not None and state.workspace_fault:
+            # All that it leads to is the start, which hands the capsule on.
+            return CommandStatus.CONFLICT, self._nothing
         return CommandStatus.ACCEPTED, self._redelivered
 
     def _redelivered(self, frame: frames.Control) -> None:

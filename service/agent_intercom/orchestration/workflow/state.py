@@ -18,7 +18,8 @@ NEVER = 2**62
 class Link(msgspec.Struct):
     """A connection. `kind` is empty until its first frame; `since` is when it came (monotonic ms).
 
-    `shown` are the ids of the reports that an observer was sent.
+    `shown` are the ids of the reports that an observer was sent. `held` is its first frame, as long as that waits for a
+    check of the workspace capsule.
     """
 
     number: int
@@ -27,6 +28,7 @@ class Link(msgspec.Struct):
     role: str = ""
     generation: int = 0
     shown: list[str] = msgspec.field(default_factory=list)
+    held: bytes = b""
 
 
 class Remembered(msgspec.Struct):
@@ -92,6 +94,7 @@ class State(msgspec.Struct):
     the run state that a role has, `deferred` the round of the one that it is to get with its next assignment. `unread`
     has the delivery ids of baselines that are not known to have arrived; the roles in it are durable (meta `unread`),
     and where an id is lost it is empty.
+    `workspace` is the workspace capsule that the baselines have, `workspace_fault` what the last check of it found.
     `digests` tell a retried command from another with the same id.
     """
 
@@ -113,6 +116,8 @@ class State(msgspec.Struct):
     digests: dict[str, bytes] = msgspec.field(default_factory=dict)
     owed: dict[str, Owed] = msgspec.field(default_factory=dict)
     unread: dict[str, str] = msgspec.field(default_factory=dict)
+    workspace: str = ""
+    workspace_fault: str = ""
     baselines: dict[str, str] = msgspec.field(default_factory=dict)
     latest: dict[str, Remembered] = msgspec.field(default_factory=dict)
     remembered: list[Remembered] = msgspec.field(default_factory=list)

@@ -33,6 +33,16 @@ class Workers:
 
     # Coming.
 
+    def hands_on(self, frame: frames.Hello) -> bool:
+        """Whether the worker, if it is who it says, makes baselines leave: it is the last one to come, or a new one."""
+        state = self._state
+        row = state.roles.get(frame.role)
+        if row is None or not hmac.compare_digest(row.auth_token, frame.token) or frame.generation != row.generation:
+            return False
+        if state.workflow == Workflow.CONNECTING:
+            return state.roles.keys() - state.workers.keys() == {frame.role}
+        return row.state == RoleState.RESTARTING
+
     def hello(self, link: Link, frame: frames.Hello) -> None:
         """`hello` (section 2.2). Raises Refusal before anything is changed."""
         ledger, state = self._ledger, self._state
@@ -55,12 +65,18 @@ class Workers:
         ledger.write(link.number, encode.response(frame.id, True, "connected", None))
         if workflow == Workflow.CONNECTING:
             if len(state.workers) == len(state.roles):
-                self._routing.start()
+                self._start(frame.role)
         elif before == RoleState.RECOVERING:
             ledger.handover_uncertain(frame.role)
         else:
             self._recover(frame.role, handover=before == RoleState.RESTARTING)
             self._routing.pay(frame.role)
+
+    def _start(self, role: str) -> None:
+        if self._state.workspace_fault:
+            self._ledger.become_uncertain(role=role)
+        else:
+            self._routing.start()
 
     def _state_of_return(self, row: rows.Role) -> str:
         """A worker that is back has not settled anything that was open when it left."""
@@ -89,7 +105,7 @@ class Workers:
         if not handover and role in state.unread and state.startup is None:
             routing.repeat_baseline(role)
         if handover:
-            if role not in state.baselines:
+            if role not in state.baselines or state.workspace_fault:
                 ledger.handover_uncertain(role)
                 return
             routing.baseline(role)

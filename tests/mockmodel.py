@@ -10,6 +10,8 @@ report that its tool admits, the round from the newest assignment, the step from
 A script maps (role, kind, round) to steps; `None` in place of the round fits every round. What no script covers is
 answered with the default report of its kind. A script that has run out, or a message that is no assignment, gets a word
 and the turn ends.
+
+Somebody who is no worker, as a parent, has "" for role and kind, and the round of the newest message that names one.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ Step: TypeAlias = Json
 """`{"call": tool, "arguments": {…}}`, `{"say": text}`, `{"status": code}`, or `{"hold": name}` before one of them."""
 Key: TypeAlias = tuple[str, str, int | None]
 
+UNDERSTOOD: Step = {"say": "Understood."}
 REPORT_TOOL = "orchestrator_report"
 ROLES = {"review": "reviewer", "probe": "probe", "playwright": "playwright", "django": "django"}
 ROUND = re.compile(r"^Round: (\d+)\s*$", re.M)
@@ -160,17 +163,17 @@ class Model:
             return self._changed.wait_for(lambda: name in self._holding, timeout)
 
     def steps(self, request: Request) -> Sequence[Step]:
-        """The script of an assignment."""
+        """The script of an assignment, or of one who is no worker."""
         for round_ in (request.round, None):
             steps = self.script.get((request.role, request.kind, round_))
             if steps is not None:
                 return steps
-        return [report()]
+        return [report()] if request.role else [UNDERSTOOD]
 
     def answer(self, request: Request) -> Step:
         """The step that a request is answered with; holds come before it and do not count."""
-        if not request.role or not request.round:
-            return {"say": "Understood."}
+        if request.role and not request.round:
+            return UNDERSTOOD
         holds: list[str] = []
         number = 0
         for step in self.steps(request):

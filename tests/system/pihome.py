@@ -8,6 +8,7 @@ async with home.extension() as extension:
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from tests.contract import nodepeers
 from tests.contract.nodepeers import HOSTS, Extension, Where, Worker
 from tests.system import realpi
-from tests.system.wire import UID
+from tests.system.wire import UID, until
 
 HOME = Path("/home/alice")
 AGENT = HOME / ".pi/agent"
@@ -51,6 +54,54 @@ path = pathlib.Path(name)
 path.parent.mkdir(parents=True, exist_ok=True)
 path.write_text(text)
 """
+
+
+class Terminal:
+    """A tmux session of alice's, in her project; its first window has `command` in it. It ends with the context."""
+
+    def __init__(self, bed: Any, command: str, rows: int = 30) -> None:
+        if bed.run("command -v tmux", check=False).returncode != 0:
+            pytest.skip("there is no tmux")
+        self.bed = bed
+        size = ["-x", "150", "-y", str(rows)]
+        self._begin = [*_shell(), "tmux", "new-session", "-d", "-s", "desk", "-n", "first", *size, command]
+
+    def __enter__(self) -> Self:
+        self.bed.as_user("alice", self._begin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bed.as_user("alice", ["tmux", "kill-server"], check=False)
+
+    @property
+    def inside(self) -> str:
+        """The variable TMUX of what runs in it."""
+        asked = ["tmux", "display-message", "-p", "-t", "desk", "#{socket_path},#{pid},0"]
+        return str(self.bed.as_user("alice", asked).stdout.strip())
+
+    def windows(self) -> list[str]:
+        """The names of its windows."""
+        asked = ["tmux", "list-windows", "-t", "desk", "-F", "#{window_name}"]
+        return list(self.bed.as_user("alice", asked).stdout.split())
+
+    def screen(self, window: str = "first") -> str:
+        """What a window shows; nothing where it is not there."""
+        return str(
+            self.bed.as_user("alice", ["tmux", "capture-pane", "-p", "-t", f"desk:{window}"], check=False).stdout
+        )
+
+    def shows(self, *parts: str, window: str = "first") -> None:
+        """Wait until a window shows all of it."""
+        until(lambda: all(part in self.screen(window) for part in parts), f"a screen with {parts}")
+
+    def type(self, *keys: str, window: str = "first") -> None:
+        """Type into a window: text, or the names that tmux has for keys."""
+        self.bed.as_user("alice", ["tmux", "send-keys", "-t", f"desk:{window}", *keys])
+
+
+def _shell() -> list[str]:
+    """What makes a command one of alice's shell, in her project."""
+    return ["env", "-C", str(PROJECT), *(f"{name}={value}" for name, value in LOGIN.items())]
 
 
 class PiHome:
@@ -99,6 +150,13 @@ class PiHome:
         """The worker bridge that alice starts for a role of a run; `run` is what `start` answered."""
         token = self.path(Path(run["paths"]["coordination"]) / f"{role}.token").read_text().strip()
         return Worker(role, token, Path(run["paths"]["observer_socket"]), rules=rules, where=self.where)
+
+    def pi(self, url: str) -> None:
+        """Install the real Pi, with the package, for a model at `url`."""
+        realpi.executable(self.path(HOME / ".local/bin"), self.programs)
+        settings = realpi.prepare(self.path(AGENT), url) / "settings.json"
+        packages = {"packages": [f"npm:{PACKAGE.name}"]}
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | packages))
 
     def units(self) -> list[str]:
         """The units of alice's runs that are there in any state."""

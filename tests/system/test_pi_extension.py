@@ -7,11 +7,10 @@ import asyncio
 import contextlib
 from typing import Any, Final
 
-import pytest
-
 from tests.contract.nodepeers import Event, Extension
+from tests.mockmodel import Model, call, report
 from tests.system.conftest import Bed
-from tests.system.pihome import RUNS, PiHome
+from tests.system.pihome import RUNS, PiHome, Terminal
 from tests.system.wire import until
 
 SESSION: Final = "pi-project-agents"
@@ -107,28 +106,47 @@ def test_a_run_from_its_preview_to_its_end(bed: Bed) -> None:
 
 
 def test_attaching_opens_a_window_with_the_dashboard(bed: Bed) -> None:
-    if bed.run("command -v tmux", check=False).returncode != 0:
-        pytest.skip("attaching is for people in tmux")
-    tmux = "tmux new-session -d -s desk -x 120 -y 30 cat && tmux display-message -p -t desk '#{socket_path},#{pid},0'"
-    inside = bed.as_user("alice", tmux).stdout.strip()
-
-    async def scene(home: PiHome) -> None:
-        async with home.extension(TMUX=inside) as extension:
+    async def scene(home: PiHome, terminal: Terminal) -> None:
+        async with home.extension(TMUX=terminal.inside) as extension:
             await started(extension)
             await update(extension, "Parent supervision attached", triggers=False)
             attached = said(await extension.call("attach", session=SESSION))
             assert attached.startswith(f"Switched to {SESSION}")
 
-    with PiHome(bed, EXTERNAL) as home:
-        asyncio.run(scene(home))
-        is_shown(bed)
-    bed.as_user("alice", ["tmux", "kill-server"])
+    with PiHome(bed, EXTERNAL) as home, Terminal(bed, "cat") as terminal:
+        asyncio.run(scene(home, terminal))
+        terminal.shows(SESSION, window="orchestrate")
+        terminal.type("q", window="orchestrate")
+        until(lambda: terminal.windows() == ["first"], "no window for the dashboard")
 
 
-def is_shown(bed: Bed) -> None:
-    """The dashboard is in a window of its own, which closes with it."""
-    screen = ["tmux", "capture-pane", "-p", "-t", "desk:orchestrate"]
-    until(lambda: SESSION in bed.as_user("alice", screen, check=False).stdout, "the dashboard in a window")
-    bed.as_user("alice", ["tmux", "send-keys", "-t", "desk:orchestrate", "q"])
-    names = ["tmux", "list-windows", "-t", "desk", "-F", "#{window_name}"]
-    until(lambda: "orchestrate" not in bed.as_user("alice", names).stdout.split(), "no window any more")
+TALK: Final = {
+    ("", "", 0): [call("tmux_orchestrator", action="start", task=CANARY, useParentModel=True), {"say": "Begun."}],
+    ("", "", 2): [{"say": "The team has done it."}],
+    ("", "", None): [{"say": "Noted."}],
+    ("reviewer", "review", 1): [report(verdict="changes_requested", summary="Not yet.")],
+}
+
+
+def test_the_real_pi_starts_a_team_of_real_pis(bed: Bed) -> None:
+    """A person in Pi asks for a team, agrees to it, is told by their own Pi what it did, and ends it."""
+    with Model(TALK) as model, PiHome(bed, "") as home:
+        home.pi(model.url)
+        with Terminal(bed, "pi", rows=60) as terminal:
+            terminal.shows("Pi can explain", "pi-tmux-orchestrator")
+            terminal.type("Put a team to work.", "Enter")
+            terminal.shows(START, "implementer: stand-in/m (off)", "→ Yes")
+            assert home.units() == []
+            terminal.type("Enter")
+            terminal.shows("Tmux orchestration ready", "review of round 2 is done.", "The team has done it.")
+            lines = bed.as_user("alice", ["orchestrate", "status", SESSION]).stdout
+            assert "state: ready, round 2, single flow" in lines and "2 of 2 workers connected" in lines
+            work = [(request.role, request.round) for request in model.requests if request.role]
+            assert work == [("implementer", 1), ("reviewer", 1), ("implementer", 2), ("reviewer", 2)]
+
+            terminal.type(f"/or-stop {SESSION}", "Enter")
+            terminal.shows("Stop tmux orchestration?", "→ Yes")
+            terminal.type("Enter")
+            terminal.shows("stop complete")
+        assert home.units() == [] and home.left_in_tmp() == []
+        assert bed.run(["pgrep", "-u", "alice", "-f", "orchestrator-worker"], check=False).stdout == ""

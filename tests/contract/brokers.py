@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from tests.contract.peer import HANG, Peer
+from tests.contract.peer import Peer
+from tests.contract.processes import Served
 
 Setting: TypeAlias = int | str
 
@@ -66,52 +65,27 @@ class Home:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-class Broker:
+class Broker(Served):
     """A running broker."""
 
     def __init__(self, home: Home, settings: Mapping[str, Setting] = PATIENT) -> None:
+        super().__init__(home.root)
         self.home = home
         self.settings = dict(settings)
-        self.ready = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._peers: list[Peer] = []
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the process without waiting for it."""
         self.home.configure(self.settings)
-        with (self.home.root / "stderr").open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "agent_intercom.intercom", *arguments],
-                env=self.home.environment(),
-                cwd=self.home.root,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
+        self._process = self._popen(
+            [sys.executable, "-m", "agent_intercom.intercom", *arguments], self.home.environment()
+        )
         return self._process
 
     def start(self, *arguments: str) -> Broker:
         """Start the process and wait for its ready line."""
-        process = self.spawn(*arguments)
-        assert process.stdout is not None
-        try:
-            readable, _, _ = select.select([process.stdout], [], [], HANG)
-            assert readable, "no ready line"
-            self.ready = process.stdout.readline().decode()
-            assert self.ready.startswith("Intercom broker started"), (self.ready, self.errors())
-        except AssertionError:
-            self.stop()
-            raise
+        self.spawn(*arguments)
+        self._await_ready("Intercom broker started")
         return self
-
-    def errors(self) -> str:
-        """What the broker has written to its standard error so far."""
-        return (self.home.root / "stderr").read_text(errors="replace")
 
     def connect(self) -> Peer:
         """A connection to the local socket; closed with the test."""
@@ -130,37 +104,3 @@ class Broker:
         peer = self.connect()
         peer.register(session_id, scope, **claims)
         return peer
-
-    def hang_up(self) -> None:
-        """Close every connection that the test opened."""
-        for peer in self._peers:
-            peer.close()
-        self._peers.clear()
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def wait(self) -> int:
-        """Wait for the process to end by itself; its exit status."""
-        assert self._process is not None
-        return self._process.wait(HANG)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """End the process if it still runs; its exit status."""
-        process = self._process
-        assert process is not None
-        # A broker that is killed must not have seen its peers leave before.
-        if number != signal.SIGKILL:
-            self.hang_up()
-        if process.poll() is None:
-            process.send_signal(number)
-        self.hang_up()
-        try:
-            return process.wait(HANG)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            if process.stdout is not None:
-                process.stdout.close()

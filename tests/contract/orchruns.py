@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -19,7 +17,8 @@ from typing import Any, Self
 from agent_intercom.orchestration import budget, rundir, runtime, workspace
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.wire.clock import system_now
-from tests.contract.orchpeer import HANG, Frame, Observer, OrchPeer, Worker, command, eventually, exchange
+from tests.contract.orchpeer import Frame, Observer, OrchPeer, Worker, command, eventually, exchange
+from tests.contract.processes import Served
 
 ROLES = ("implementer", "reviewer", "probe", "playwright", "django")
 SESSION = "pi-tests-agents"
@@ -27,7 +26,7 @@ PATIENT = {"AGENT_INTERCOM_HANDSHAKE_MS": "600000"}
 """No timer fires during a test, however slow the machine."""
 
 
-class Run:
+class Run(Served):
     """A run and its broker. Directories are short, because a socket's path has to fit 107 bytes."""
 
     def __init__(
@@ -48,7 +47,7 @@ class Run:
         self.harness = harness
         self.repairs = repairs
         self.workspace = workspace
-        self.root = Path(tempfile.mkdtemp(prefix="or", dir="/tmp"))
+        super().__init__(Path(tempfile.mkdtemp(prefix="or", dir="/tmp")))
         self.runtime = self.root / "run"
         self.runtime.mkdir(mode=0o700)
         self.project = self.root / "project"
@@ -56,9 +55,6 @@ class Run:
         self.roles = tuple(role for role in ROLES if role in {"implementer", "reviewer", *specialists})
         self.unit = "t1"
         self.environment = {**PATIENT, **(environment or {})}
-        self.ready = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._peers: list[OrchPeer] = []
         try:
             self._create(flow, task, tuple(forced), dict(role_tasks or {}), capsule, report_usage, list(thresholds))
         except BaseException:
@@ -125,66 +121,14 @@ class Run:
         """Start the broker without waiting for it."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL") if name in os.environ}
         directories = {"HOME": str(self.root), "XDG_RUNTIME_DIR": str(self.runtime), "TMPDIR": str(self.root)}
-        with (self.root / "stderr").open("ab") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-m", "agent_intercom.orchestration", "--bind", str(self.socket), self.unit],
-                env={**kept, **directories, **self.environment},
-                cwd=self.root,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
+        command = [sys.executable, "-m", "agent_intercom.orchestration", "--bind", str(self.socket), self.unit]
+        return self._popen(command, {**kept, **directories, **self.environment})
 
     def start(self) -> Self:
         """Start the broker and wait for its ready line."""
-        process = self._process = self.spawn()
-        assert process.stdout is not None
-        try:
-            readable, _, _ = select.select([process.stdout], [], [], HANG)
-            assert readable, "no ready line"
-            self.ready = process.stdout.readline().decode()
-            assert self.ready == "ready\n", (self.ready, self.errors())
-        except AssertionError:
-            self.stop()
-            raise
+        self._process = self.spawn()
+        self._await_ready("ready\n")
         return self
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def errors(self) -> str:
-        """What the broker has written to its standard error so far."""
-        return (self.root / "stderr").read_text(errors="replace")
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """End the broker if it still runs; its exit status."""
-        process = self._process
-        assert process is not None
-        if number != signal.SIGKILL:
-            self.hang_up()
-        if process.poll() is None:
-            process.send_signal(number)
-        self.hang_up()
-        try:
-            return process.wait(HANG)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            if process.stdout is not None:
-                process.stdout.close()
-
-    def hang_up(self) -> None:
-        """Close every connection that the test opened."""
-        for peer in self._peers:
-            peer.close()
-        self._peers.clear()
 
     def __enter__(self) -> Self:
         try:

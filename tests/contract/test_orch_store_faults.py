@@ -213,8 +213,7 @@ def place(run: Run) -> Path:
 
 SPOILED: dict[str, tuple[Callable[[Run], object], str]] = {
     "pages": (spoil_pages, "STATE_DAMAGED"),
-    "schema-9": (spoil_version(9), "STATE_NEWER"),
-    "schema-10": (spoil_version(10), "STATE_NEWER"),
+    "schema-11": (spoil_version(11), "STATE_NEWER"),
     "no-directory": (lambda run: shutil.rmtree(run.directory), "run_gone"),
     "linked-directory": (linked, "run_foreign"),
     "no-database": (removed("broker.sqlite3"), "STATE_GONE"),

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from agent_intercom.orchestration import client_frames as frames
 from agent_intercom.orchestration.client_line import Inbox, Line
@@ -35,6 +36,8 @@ BROKER_REJECTED: Final = "broker_rejected"
 RECONNECT_FIRST: Final = 0.1
 RECONNECT_LAST: Final = 5.0
 TIMEOUT: Final = 10.0
+
+_Incoming = TypeVar("_Incoming")
 
 
 class ControlAnswer(NamedTuple):
@@ -91,7 +94,46 @@ async def control(
     return ControlAnswer(response.id, response.status, response.duplicate)
 
 
-class WorkerLink:
+class _Link(ABC, Generic[_Incoming]):
+    """One connection, which iterates over what the broker sends. `timeout` is in seconds."""
+
+    def __init__(self, socket_path: str | os.PathLike[str], timeout: float) -> None:
+        self._timeout = timeout
+        self._line = Line(socket_path, self._on_payload, self._on_end)
+        self._incoming: Inbox[_Incoming] = Inbox()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _Incoming:
+        incoming = await self._incoming.next()
+        if incoming is None:
+            raise StopAsyncIteration
+        return incoming
+
+    @abstractmethod
+    async def connect(self) -> None:
+        """Connect and be admitted."""
+
+    async def close(self) -> None:
+        """Close the connection: iterating ends, and what became of requests that wait is uncertain."""
+        await self._line.close()
+
+    @abstractmethod
+    def _on_payload(self, payload: bytes) -> None: ...
+
+    @abstractmethod
+    def _on_end(self, error: Refusal | None) -> None: ...
+
+
+class WorkerLink(_Link[frames.Delivery]):
     """One authenticated connection of a role's worker (section 2).
 
     Requests are sent one after another and each waits for its answer; what the broker sends in between is kept for
@@ -109,31 +151,13 @@ class WorkerLink:
         generation: int = 1,
         timeout: float = TIMEOUT,
     ) -> None:
+        super().__init__(socket_path, timeout)
         self._role = role
         self._token = token
         self._generation = generation
-        self._timeout = timeout
-        self._line = Line(socket_path, self._on_payload, self._on_end)
-        self._deliveries: Inbox[frames.Delivery] = Inbox()
         self._turn = asyncio.Lock()
         self._waiting: tuple[str, asyncio.Future[frames.Response]] | None = None
         self._last_word: frames.Response | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> frames.Delivery:
-        delivery = await self._deliveries.next()
-        if delivery is None:
-            raise StopAsyncIteration
-        return delivery
 
     @property
     def connected(self) -> bool:
@@ -188,10 +212,6 @@ class WorkerLink:
         )
         return answer.status != "duplicate"
 
-    async def close(self) -> None:
-        """Close the connection. Requests that wait are uncertain."""
-        await self._line.close()
-
     async def _request(self, kind: str, **keys: Any) -> frames.Response:
         async with self._turn:
             return await self._exchange(kind, keys)
@@ -218,7 +238,7 @@ class WorkerLink:
         if isinstance(frame, frames.Response):
             self._settle(frame)
         elif frame is not None:
-            self._deliveries.put(frame)
+            self._incoming.put(frame)
 
     def _settle(self, response: frames.Response) -> None:
         if self._waiting is None or self._waiting[0] != response.id:
@@ -230,7 +250,7 @@ class WorkerLink:
             answer.set_result(response)
 
     def _on_end(self, error: Refusal | None) -> None:
-        self._deliveries.end(error)
+        self._incoming.end(error)
         if self._waiting is None or self._waiting[1].done():
             return
         if self._last_word is not None:
@@ -239,7 +259,7 @@ class WorkerLink:
             self._waiting[1].set_exception(error or Refusal(Code.BROKER_UNCERTAIN, "Broker closed before answering"))
 
 
-class ObserverLink:
+class ObserverLink(_Link[frames.Observed]):
     """One connection of a read-only observer (section 3.3).
 
     Iterating gives, in the broker's order, the reports that it remembers, a snapshot, and whatever happens from then
@@ -248,28 +268,10 @@ class ObserverLink:
     """
 
     def __init__(self, socket_path: str | os.PathLike[str], token: str, *, timeout: float = TIMEOUT) -> None:
+        super().__init__(socket_path, timeout)
         self._token = token
-        self._timeout = timeout
-        self._line = Line(socket_path, self._on_payload, self._on_end)
-        self._frames: Inbox[frames.Observed] = Inbox()
         self._hello: asyncio.Future[None] | None = None
         self._request_id = frames.random_id()
-
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> frames.Observed:
-        frame = await self._frames.next()
-        if frame is None:
-            raise StopAsyncIteration
-        return frame
 
     async def connect(self) -> None:
         """Connect and be admitted. A broker that does not want this observer closes without a word: `unauthorized`."""
@@ -286,19 +288,15 @@ class ObserverLink:
             await self._line.close()
             raise
 
-    async def close(self) -> None:
-        """Close the connection; iterating ends."""
-        await self._line.close()
-
     def _on_payload(self, payload: bytes) -> None:
         if self._hello is None or self._hello.done():
-            self._frames.put(frames.observed(payload))
+            self._incoming.put(frames.observed(payload))
             return
         frames.observing(payload, self._request_id)
         self._hello.set_result(None)
 
     def _on_end(self, error: Refusal | None) -> None:
-        self._frames.end(error)
+        self._incoming.end(error)
         if self._hello is not None and not self._hello.done():
             text = "Broker closed the connection instead of taking the observer"
             self._hello.set_exception(error or Refusal(Code.UNAUTHORIZED, text))

@@ -310,7 +310,7 @@ def test_a_failure_takes_back_exactly_what_was_made(
         raise OSError(28, "no space")
 
     def fail_store(*_: object) -> None:
-        raise store.StoreError(store.STATE_FULL)
+        raise store.StoreError("STATE_FULL")
 
     real = privatefiles.create
     calls = iter(range(100))

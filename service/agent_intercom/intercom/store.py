@@ -15,7 +15,6 @@ The module imports `apsw` (about 10 ms): the broker imports it only when it open
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from os import path
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 import apsw
 
+from agent_intercom.host import sqlite
 from agent_intercom.intercom import paths, statefiles
 from agent_intercom.intercom.edge import AskEdge
 
@@ -55,34 +55,25 @@ DELETE = "DELETE FROM asks WHERE sender = ? AND message_id = ?"
 READ_GENERATION = "SELECT value FROM generation WHERE id = 1"
 WRITE_GENERATION = "INSERT OR REPLACE INTO generation (id, value) VALUES (1, ?)"
 
-STATE_READ_ONLY = "STATE_READ_ONLY"
-STATE_FULL = "STATE_FULL"
-STATE_IO = "STATE_IO"
-STATE_BUSY = "STATE_BUSY"
-STATE_LOCKED = "STATE_LOCKED"
 STATE_FOREIGN = "STATE_FOREIGN"
 DATABASE_NEWER = "DATABASE_NEWER"
 DATABASE_DAMAGED = "DATABASE_DAMAGED"
 
 _TEXTS = {
-    STATE_READ_ONLY: "the state directory cannot be written",
-    STATE_FULL: "the state directory has no space left",
-    STATE_IO: "the state directory cannot be read or written",
-    STATE_BUSY: "another program holds the database open",
-    STATE_LOCKED: "another broker uses this state directory",
+    sqlite.READ_ONLY: "the state directory cannot be written",
+    sqlite.FULL: "the state directory has no space left",
+    sqlite.IO: "the state directory cannot be read or written",
+    sqlite.BUSY: "another program holds the database open",
+    sqlite.LOCKED: "another broker uses this state directory",
     STATE_FOREIGN: "the state directory or a file in it is a link, or belongs to another user",
     DATABASE_NEWER: "the database was written by a newer version",
     DATABASE_DAMAGED: "the database is damaged",
 }
-_ERRNO_CODES = {
-    errno.ENOSPC: STATE_FULL,
-    errno.EDQUOT: STATE_FULL,
-    errno.EFBIG: STATE_FULL,
-    errno.EROFS: STATE_READ_ONLY,
-    errno.EACCES: STATE_READ_ONLY,
-    errno.EPERM: STATE_READ_ONLY,
-    errno.ELOOP: STATE_FOREIGN,
-    errno.ENOTDIR: STATE_FOREIGN,
+_OWN_CODES = {
+    sqlite.DAMAGED: DATABASE_DAMAGED,
+    sqlite.CONSTRAINT: sqlite.IO,
+    sqlite.MOVED: sqlite.READ_ONLY,
+    sqlite.LINK: STATE_FOREIGN,
 }
 
 Key = tuple[str, str]
@@ -100,7 +91,7 @@ class StoreLocked(StoreError):
     """Another live process holds this state directory."""
 
     def __init__(self) -> None:
-        super().__init__(STATE_LOCKED)
+        super().__init__(sqlite.LOCKED)
 
 
 class _Row(NamedTuple):
@@ -254,7 +245,7 @@ class Store:
         except paths.DirectoryRefusedError as error:
             raise StoreError(STATE_FOREIGN) from error
         except OSError as error:
-            raise StoreError(_ERRNO_CODES.get(error.errno or 0, STATE_IO)) from error
+            raise StoreError(_of_system(error)) from error
 
     def _take_lock(self) -> int:
         try:
@@ -280,10 +271,10 @@ class Store:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         except apsw.Error as error:
             code = _code_of(error, db)
-            _close(db)
+            sqlite.close(db)
             raise StoreError(code) from error
         except StoreError:
-            _close(db)
+            sqlite.close(db)
             raise
         self.generation = generation
         self._rows = {key: row for key, row in self._rows.items() if row.expires_at > self._wall}
@@ -291,24 +282,16 @@ class Store:
         return db
 
     def _connect(self) -> apsw.Connection:
-        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
         try:
-            db = apsw.Connection(self._database, flags=flags, vfs=self._vfs)
+            db = sqlite.connect(self._database, self._vfs)
         except apsw.Error as error:
             raise StoreError(_code_of(error, None)) from error
-        for option, value in (
-            (apsw.SQLITE_DBCONFIG_DQS_DML, 0),
-            (apsw.SQLITE_DBCONFIG_DQS_DDL, 0),
-            (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
-            (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
+        try:
             # A database that turns out to be newer or damaged is left as it was found, log and all.
-            (apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1),
-        ):
-            try:
-                db.config(option, value)
-            except apsw.Error as error:
-                _close(db)
-                raise StoreError(_code_of(error, None)) from error
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        except apsw.Error as error:
+            sqlite.close(db)
+            raise StoreError(_code_of(error, None)) from error
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
         return db
 
@@ -358,7 +341,7 @@ class Store:
 
     def _detach(self) -> None:
         if self._db is not None:
-            _close(self._db)
+            sqlite.close(self._db)
             self._db = None
 
 
@@ -399,29 +382,19 @@ def _read_copy(database: str) -> dict[Key, _Row]:
             try:
                 return _rows_of(db)
             finally:
-                _close(db)
+                sqlite.close(db)
     except (OSError, apsw.Error):
         return {}
 
 
 def _code_of(error: apsw.Error, db: apsw.Connection | None) -> str:
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
-        return DATABASE_DAMAGED
-    if isinstance(error, apsw.FullError):
-        return STATE_FULL
-    if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
-        return STATE_READ_ONLY
-    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
-        return STATE_BUSY
-    if db is not None and isinstance(error, (apsw.IOError, apsw.CantOpenError)):
-        return _ERRNO_CODES.get(db.system_errno, STATE_IO)
-    return STATE_IO
+    code = sqlite.code_of(error, db)
+    return _OWN_CODES.get(code, code)
 
 
-def _close(db: apsw.Connection) -> None:
-    # The log is kept where folding it in fails, and read by the next start.
-    with contextlib.suppress(apsw.Error):
-        db.close()
+def _of_system(error: OSError) -> str:
+    code = sqlite.of_errno(error.errno)
+    return _OWN_CODES.get(code, code)
 
 
 def _pack(text: str) -> bytes:

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import apsw
 
+from agent_intercom.host import sqlite
 from agent_intercom.orchestration import contract, rows, schema
 
 DATABASE = "broker.sqlite3"
@@ -28,11 +29,6 @@ LOCK_SUFFIX = ".lock"
 BUSY_TIMEOUT_MS = 100
 OPENING_TIMEOUT_MS = 5_000
 
-STATE_READ_ONLY = "STATE_READ_ONLY"
-STATE_FULL = "STATE_FULL"
-STATE_IO = "STATE_IO"
-STATE_BUSY = "STATE_BUSY"
-STATE_LOCKED = "STATE_LOCKED"
 STATE_GONE = "STATE_GONE"
 STATE_EXISTS = "STATE_EXISTS"
 STATE_UNUSABLE = "STATE_UNUSABLE"
@@ -40,25 +36,22 @@ STATE_NEWER = "STATE_NEWER"
 STATE_DAMAGED = "STATE_DAMAGED"
 
 _TEXTS = {
-    STATE_READ_ONLY: "Broker database cannot be written",
-    STATE_FULL: "Broker database has no space left",
-    STATE_IO: "Broker database cannot be read or written",
-    STATE_BUSY: "Broker state is busy",
-    STATE_LOCKED: "Another broker uses this database",
+    sqlite.READ_ONLY: "Broker database cannot be written",
+    sqlite.FULL: "Broker database has no space left",
+    sqlite.IO: "Broker database cannot be read or written",
+    sqlite.BUSY: "Broker state is busy",
+    sqlite.LOCKED: "Another broker uses this database",
     STATE_GONE: "Broker state is unavailable",
     STATE_EXISTS: "Broker database already exists",
     STATE_UNUSABLE: "Broker database path is unsafe",
     STATE_NEWER: "Broker database schema is unsupported",
     STATE_DAMAGED: "Broker database is damaged",
 }
-_ERRNO_CODES = {
-    errno.ENOSPC: STATE_FULL,
-    errno.EDQUOT: STATE_FULL,
-    errno.EFBIG: STATE_FULL,
-    errno.EROFS: STATE_READ_ONLY,
-    errno.EACCES: STATE_READ_ONLY,
-    errno.EPERM: STATE_READ_ONLY,
-    errno.ELOOP: STATE_UNUSABLE,
+_OWN_CODES = {
+    sqlite.DAMAGED: STATE_DAMAGED,
+    sqlite.CONSTRAINT: STATE_UNUSABLE,
+    sqlite.MOVED: STATE_GONE,
+    sqlite.LINK: STATE_UNUSABLE,
 }
 # A pipe in the place of the file must not block the caller.
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -96,7 +89,7 @@ class Store:
             lock = _take_lock(path + LOCK_SUFFIX)
             undo.callback(os.close, lock)
             db = _connect(path, vfs)
-            undo.callback(_close, db)
+            undo.callback(sqlite.close, db)
             with _translated(db):
                 _prepare(db)
             undo.pop_all()
@@ -120,7 +113,7 @@ class Store:
 
     def close(self) -> None:
         """Let the database and its lock go. The object is of no use afterwards."""
-        _close(self._db)
+        sqlite.close(self._db)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -147,7 +140,7 @@ def create(
         try:
             _transaction(db, "BEGIN IMMEDIATE", lambda db: _fill(db, changes))
         finally:
-            _close(db)
+            sqlite.close(db)
         undo.pop_all()
 
 
@@ -249,7 +242,7 @@ def _take_lock(path: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise StoreError(STATE_LOCKED) from error
+        raise StoreError(sqlite.LOCKED) from error
     except OSError as error:
         os.close(descriptor)
         raise _of_system(error) from error
@@ -261,23 +254,15 @@ def _take_lock(path: str) -> int:
 
 def _connect(path: str, vfs: str | None) -> apsw.Connection:
     """A connection that writes durably and minds references. Touches no file content. Raises StoreError."""
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOFOLLOW
     with _translated(None):
-        db = apsw.Connection(path, flags=flags, vfs=vfs)
+        db = sqlite.connect(path, vfs)
         try:
-            for option, value in (
-                (apsw.SQLITE_DBCONFIG_DQS_DML, 0),
-                (apsw.SQLITE_DBCONFIG_DQS_DDL, 0),
-                (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
-                (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
-            ):
-                db.config(option, value)
             db.set_busy_timeout(OPENING_TIMEOUT_MS)
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA foreign_keys = ON")
             db.execute("PRAGMA temp_store = MEMORY")
         except apsw.Error:
-            _close(db)
+            sqlite.close(db)
             raise
     return db
 
@@ -306,30 +291,13 @@ def _translated(db: apsw.Connection | None) -> Iterator[None]:
 
 
 def _code_of(error: apsw.Error, db: apsw.Connection | None) -> str:
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
-        return STATE_DAMAGED
-    if isinstance(error, apsw.FullError):
-        return STATE_FULL
-    if isinstance(error, apsw.ConstraintError):
-        return STATE_UNUSABLE
-    if getattr(error, "extendedresult", 0) == apsw.SQLITE_READONLY_DBMOVED:
-        return STATE_GONE
-    if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
-        return STATE_READ_ONLY
-    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
-        return STATE_BUSY
-    if db is not None and isinstance(error, (apsw.IOError, apsw.CantOpenError)):
-        return _ERRNO_CODES.get(db.system_errno, STATE_IO)
-    return STATE_IO
+    code = sqlite.code_of(error, db)
+    return _OWN_CODES.get(code, code)
 
 
 def _of_system(error: OSError) -> StoreError:
     # Not in the table: SQLite's last error may be that there was no journal to roll back.
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return StoreError(STATE_GONE)
-    return StoreError(_ERRNO_CODES.get(error.errno or 0, STATE_IO))
-
-
-def _close(db: apsw.Connection) -> None:
-    with contextlib.suppress(apsw.Error):
-        db.close()
+    code = sqlite.of_errno(error.errno)
+    return StoreError(_OWN_CODES.get(code, code))

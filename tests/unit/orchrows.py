@@ -39,33 +39,47 @@ def assignment(name: str, **fields: object) -> rows.Assignment:
     return rows.Assignment(**(given_fields | fields))  # type: ignore[arg-type]
 
 
-def report(name: str, assignment_id: str, usage: rows.AssignmentUsage | None = None) -> rows.Report:
-    return rows.Report(
-        id=name,
-        assignment_id=assignment_id,
-        role="implementer",
-        round=1,
-        kind="implementation",
-        verdict="approved",
-        summary_chars=1,
-        changed_path_count=2,
-        check_count=3,
-        finding_count=4,
-        risk_count=5,
-        limitation_count=6,
-        usage=usage,
-        created_at=NOW,
-    )
+def report(name: str, assignment_id: str, usage: rows.AssignmentUsage | None = None, **fields: object) -> rows.Report:
+    given_fields: dict[str, object] = {
+        "id": name,
+        "assignment_id": assignment_id,
+        "role": "implementer",
+        "round": 1,
+        "kind": "implementation",
+        "verdict": "approved",
+        "summary_chars": 1,
+        "changed_path_count": 2,
+        "check_count": 3,
+        "finding_count": 4,
+        "risk_count": 5,
+        "limitation_count": 6,
+        "usage": usage,
+        "created_at": NOW,
+    }
+    return rows.Report(**(given_fields | fields))  # type: ignore[arg-type]
 
 
-def command(name: str, status: str = "accepted") -> rows.Command:
-    return rows.Command(
-        id=name, action="send", role="reviewer", delivery="steer", status=status, received_at=NOW, updated_at=NOW
-    )
+def command(name: str, status: str = "accepted", **fields: object) -> rows.Command:
+    given_fields: dict[str, object] = {
+        "id": name,
+        "action": "send",
+        "role": "reviewer",
+        "delivery": "steer",
+        "status": status,
+        "received_at": NOW,
+        "updated_at": NOW,
+    }
+    return rows.Command(**(given_fields | fields))  # type: ignore[arg-type]
 
 
 def event(sequence: int, **fields: object) -> rows.Event:
-    return rows.Event(sequence=sequence, timestamp=NOW, event="worker_lifecycle", status="idle", **fields)  # type: ignore[arg-type]
+    given_fields: dict[str, object] = {
+        "sequence": sequence,
+        "timestamp": NOW,
+        "event": "worker_lifecycle",
+        "status": "idle",
+    }
+    return rows.Event(**(given_fields | fields))  # type: ignore[arg-type]
 
 
 FULL_USAGE = rows.AssignmentUsage(

@@ -13,7 +13,7 @@ import pytest
 from agent_intercom.orchestration import contract, reader, rows, schema
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.store import Store, StoreError
-from tests.unit.orchrows import EVERY_KIND, assignment, command, dump, event, make
+from tests.unit.orchrows import EVERY_KIND, assignment, command, dump, event, make, report, role
 
 # What a program of schema 1 made, written down independently of the code under test.
 ONE = """
@@ -112,7 +112,9 @@ def of_version(path: Path, version: int) -> str:
 def known(version: int) -> rows.Retained:
     """What such a database holds."""
     calls = 9 if version >= 3 else None
-    active = {"activity": "thinking", "activity_sequence": 4, "activity_at": "then"} if version >= 8 else {}
+    active: dict[str, object] = {"activity": "thinking", "activity_sequence": 4, "activity_at": "then"}
+    if version < 8:
+        active = {}
     usage = rows.Usage(
         provider_calls=calls,
         input_tokens=10,
@@ -158,8 +160,8 @@ def known(version: int) -> rows.Retained:
         schema=version,
         meta=meta,
         roles=[
-            rows.Role(
-                role="implementer",
+            role(
+                "implementer",
                 auth_token="token1",
                 state="active",
                 connected=True,
@@ -167,10 +169,10 @@ def known(version: int) -> rows.Retained:
                 generation=3,
                 usage=usage,
                 updated_at="then",
-                **active,  # type: ignore[arg-type]
+                **active,
             ),
             *(
-                rows.Role(role=name, auth_token=token, state="idle", usage=rows.Usage(), updated_at="then")
+                role(name, auth_token=token, state="idle", usage=rows.Usage(), updated_at="then")
                 for name, token in (("reviewer", "token2"), ("probe", "token3"))
             ),
         ],
@@ -188,38 +190,23 @@ def known(version: int) -> rows.Retained:
             assignment("a1", round=2, state="accepted", delivery_id="d1", created_at="then", updated_at="then"),
         ],
         reports=[
-            rows.Report(
-                id="r0",
-                assignment_id="a0",
+            report(
+                "r0",
+                "a0",
+                reported if version >= 3 else None,
                 role="reviewer",
-                round=1,
                 kind="review",
                 verdict="changes_requested",
-                summary_chars=1,
-                changed_path_count=2,
-                check_count=3,
-                finding_count=4,
-                risk_count=5,
-                limitation_count=6,
-                usage=reported if version >= 3 else None,
                 created_at="then",
             )
         ],
         commands=[
-            rows.Command(
-                id="k",
-                action="abort",
-                role="reviewer",
-                delivery=None,
-                status="uncertain",
-                received_at="then",
-                updated_at="then",
-            )
+            command("k", "uncertain", action="abort", delivery=None, received_at="then", updated_at="then"),
         ],
         events=[
-            rows.Event(sequence=1, timestamp="then", event="broker_initialized", status="starting"),
-            rows.Event(
-                sequence=2,
+            event(1, timestamp="then", event="broker_initialized", status="starting"),
+            event(
+                2,
                 timestamp="then",
                 event="assignment_created",
                 role="implementer",

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_intercom.orchestration import budget, contract, harness, manifest, privatefiles, reader, rundir, store
+from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import budget, contract, harness, manifest, reader, rundir, store
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.orchestration.rundir import RoleSpec, Run, RunSpec, Startup

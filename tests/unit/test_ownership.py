@@ -550,10 +550,13 @@ def test_a_directory_that_is_not_ours_refuses(short: Path, environ: dict[str, st
 
 @pytest.mark.parametrize("verb", ["check", "own", "release"])
 def test_the_guard_is_light(intercom: Path, environ: dict[str, str], verb: str) -> None:
-    heavy = {"asyncio", "msgspec", "apsw", "json", "logging", "subprocess", "tempfile", "agent_intercom.host"}
+    heavy = {"asyncio", "msgspec", "apsw", "json", "logging", "subprocess", "tempfile"}
     ran = run(environ, verb)
     assert ran.returncode == 0
-    assert not heavy & set(ran.stdout.split())
+    loaded = set(ran.stdout.split())
+    assert not heavy & loaded
+    of_host = {name for name in loaded if name.startswith("agent_intercom.host")}
+    assert of_host <= {"agent_intercom.host", "agent_intercom.host.privatefiles"}
 
 
 # Taking over

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from agent_intercom.cli import output
 from agent_intercom.cli.exits import DEGRADED, OK, CommandError, JsonObject
 from agent_intercom.cli.place import EPHEMERAL_PREFIX, MODEL, Place, here, told
+from agent_intercom.host import privatefiles
 from agent_intercom.host.manager import Manager, ManagerError
-from agent_intercom.intercom import contract, ownership, statefiles
+from agent_intercom.intercom import contract, ownership
 from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.foreign import ADDRESS_BYTES, Probe, fits, is_manager, probe
 
@@ -102,7 +103,7 @@ def _status_text(address: str, found: Probe) -> str | None:
     if not ownership.self_bound(directory, found.pid):
         return None
     try:
-        text = statefiles.read(os.path.join(directory, ownership.STATUS), 4_096)
+        text = privatefiles.read(os.path.join(directory, ownership.STATUS), 4_096)
     except OSError:
         return None
     return text.decode("utf-8", "replace").strip() or None

@@ -13,7 +13,7 @@ import os
 from os import path
 from typing import Any, Final
 
-from agent_intercom.intercom import statefiles
+from agent_intercom.host import privatefiles
 from agent_intercom.intercom.contract import DEFAULT_LIMITS
 from agent_intercom.intercom.edge import AskEdge
 from agent_intercom.wire.codec import decode, trimmed, utf16_length
@@ -35,7 +35,7 @@ def load(intercom_dir: str, wall: int) -> list[AskEdge] | None:
     """
     name = path.join(intercom_dir, FILE)
     try:
-        entries = _entries(statefiles.read(name, MAX_BYTES))
+        entries = _entries(privatefiles.read(name, MAX_BYTES))
     except WireError:
         with contextlib.suppress(OSError):
             os.rename(name, f"{name}.corrupt-{wall}")
@@ -58,7 +58,7 @@ def done(intercom_dir: str, wall: int) -> bool:
     name = path.join(intercom_dir, FILE)
     try:
         os.rename(name, f"{name}.taken-over-{wall}")
-        statefiles.sync_directory(intercom_dir)
+        privatefiles.sync_directory(intercom_dir)
     except OSError:
         return False
     return True

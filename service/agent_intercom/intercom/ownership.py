@@ -26,7 +26,8 @@ from os import path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from agent_intercom.intercom import paths, statefiles
+from agent_intercom.host import privatefiles
+from agent_intercom.intercom import paths
 from agent_intercom.intercom.foreign import OwnershipError, Probe, foreign_sessions, is_manager, probe, take_over
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _since(pid: int, name: str) -> bool:
 
 def _read_pid(name: str) -> int | None:
     try:
-        text = statefiles.read(name, 64).strip()
+        text = privatefiles.read(name, 64).strip()
     except OSError:
         return None
     return int(text) if text.isdigit() and int(text) > 0 else None

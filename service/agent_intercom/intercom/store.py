@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import apsw
 
-from agent_intercom.host import sqlite
-from agent_intercom.intercom import paths, statefiles
+from agent_intercom.host import privatefiles, sqlite
+from agent_intercom.intercom import paths
 from agent_intercom.intercom.edge import AskEdge
 
 DATABASE = "intercom.db"
@@ -249,13 +249,13 @@ class Store:
 
     def _take_lock(self) -> int:
         try:
-            return statefiles.lock(path.join(self._directory, LOCK))
+            return privatefiles.lock(path.join(self._directory, LOCK))
         except BlockingIOError as error:
             raise StoreLocked from error
 
     def _prepare(self) -> None:
         """Make sure of a private file of ours. Raises OSError, or StoreError where the database lost its content."""
-        size = statefiles.prepare(self._database)
+        size = privatefiles.prepare(self._database)
         with contextlib.suppress(FileNotFoundError):
             # SQLite would delete the log of an empty database without a word.
             if size == 0 and os.stat(self._database + "-wal").st_size > 0:
@@ -377,7 +377,7 @@ def _read_copy(database: str) -> dict[Key, _Row]:
     try:
         with tempfile.TemporaryDirectory(dir=parent) as directory:
             for suffix in ("", "-wal"):
-                statefiles.copy(database + suffix, path.join(directory, DATABASE + suffix))
+                privatefiles.copy(database + suffix, path.join(directory, DATABASE + suffix))
             db = apsw.Connection(path.join(directory, DATABASE), flags=apsw.SQLITE_OPEN_READWRITE)
             try:
                 return _rows_of(db)

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from os import path
 from typing import Final, NamedTuple
 
-from agent_intercom.orchestration import manifest, places, privatefiles, runs, runtime, startup, tmux
+from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import manifest, places, runs, runtime, startup, tmux
 from agent_intercom.orchestration.errors import Refusal
 
 SYSTEMD: Final = "systemd"

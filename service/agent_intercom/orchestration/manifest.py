@@ -19,7 +19,8 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from agent_intercom.orchestration import contract, harness, privatefiles
+from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import contract, harness
 from agent_intercom.orchestration.errors import Refusal
 
 NAME: Final = "manifest.json"

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from agent_intercom.host import privatefiles
 from agent_intercom.orchestration import (
     activation,
     budget,
@@ -31,7 +32,6 @@ from agent_intercom.orchestration import (
     harness,
     manifest,
     policies,
-    privatefiles,
     reports,
     rows,
     startup,

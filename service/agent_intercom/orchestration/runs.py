@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
-from agent_intercom.orchestration import manifest, privatefiles, runtime
+from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import manifest, runtime
 from agent_intercom.orchestration import places as locations
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Manifest

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from agent_intercom.orchestration import privatefiles
+from agent_intercom.host import privatefiles
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNIT_ID
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent_intercom.orchestration import contract, privatefiles, reports
+from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import contract, reports
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.wire import codec
 

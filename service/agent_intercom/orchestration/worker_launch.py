@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Final, NamedTuple, NoReturn
 
+from agent_intercom.host import privatefiles
 from agent_intercom.orchestration import (
     budget,
     contract,
     harness,
     policies,
-    privatefiles,
     prompts,
     reader,
     rundir,

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from agent_intercom.orchestration import privatefiles
+from agent_intercom.host import privatefiles
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.wire import codec
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from agent_intercom.orchestration import budget, privatefiles
+from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import budget
 from agent_intercom.orchestration.config import files, model, shapes
 from agent_intercom.orchestration.config.shapes import ORIGINAL_BUDGET, ORIGINAL_MODELS, Problem
 from agent_intercom.orchestration.errors import Refusal

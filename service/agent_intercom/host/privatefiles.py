@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and directories of a run: ours, private, and never reached through a link (orchestration spec, section 9.1).
+"""Files and directories of our state: ours, private, and never reached through a link.
 
-Unless something else is said, functions raise OSError. Three of its numbers have one meaning here: ELOOP for what is a
-link, is of another kind than asked for or belongs to another user, EPERM for what others may open, EFBIG for a file
-that is longer than the caller reads.
+The rules are those of both products (orchestration spec, section 9.1; intercom spec, section 1.2). Unless something
+else is said, functions raise OSError. Three of its numbers have one meaning here: ELOOP for what is a link, is of
+another kind than asked for or belongs to another user, EPERM for what others may open, EFBIG for a file that is longer
+than the caller reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
+import fcntl
 import os
 import stat
 from os import path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 # A pipe in the place of the file must not block the caller.
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -21,18 +23,43 @@ _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 def read(name: str, limit: int, *, closed: bool = False) -> bytes:
     """The content of the file `name`, at most `limit` bytes. With `closed` nobody else may have a right to it."""
-    descriptor = os.open(name, os.O_RDONLY | _SAFE)
-    try:
-        found = os.fstat(descriptor)
-        _check(found, stat.S_ISREG(found.st_mode), closed)
-    except OSError:
-        os.close(descriptor)
-        raise
-    with open(descriptor, "rb") as file:
+    with _open(name, closed) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, "the file is too long")
     return content
+
+
+def copy(source: str, target: str) -> None:
+    """Copy the file `source` to the new file `target`; where there is no source there is no copy."""
+    with contextlib.suppress(FileNotFoundError), _open(source, False) as reader, open(target, "xb") as writer:
+        writer.write(reader.read())
+
+
+def lock(name: str) -> int:
+    """Open and lock the file `name` (0600), making it where it is missing; the descriptor holds the lock.
+
+    Raises BlockingIOError where another process holds it.
+    """
+    descriptor = _opened(name, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def prepare(name: str) -> int:
+    """Make sure of the file `name`, empty and 0600 where it was missing; its size in bytes."""
+    descriptor = _opened(name, os.O_RDWR | os.O_CREAT)
+    try:
+        size = os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+    if size == 0:
+        sync_directory(path.dirname(name))
+    return size
 
 
 def create(name: str, content: bytes) -> None:
@@ -99,6 +126,8 @@ def sync_directory(directory: str) -> None:
 
 def decode(content: bytes) -> Any:
     """The content of a file as strict JSON: UTF-8, no key twice, no NaN. Raises ValueError without any content."""
+    import json  # what guards the socket unit reads no JSON
+
     try:
         return json.loads(content.decode(), object_pairs_hook=_members, parse_constant=_constant)
     except (ValueError, RecursionError):
@@ -115,6 +144,21 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(_: str) -> NoReturn:
     raise ValueError("not a number of JSON")
+
+
+def _open(name: str, closed: bool) -> BinaryIO:
+    return open(_opened(name, os.O_RDONLY, closed), "rb")
+
+
+def _opened(name: str, flags: int, closed: bool = False) -> int:
+    descriptor = os.open(name, flags | _SAFE, 0o600)
+    try:
+        found = os.fstat(descriptor)
+        _check(found, stat.S_ISREG(found.st_mode), closed)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _check(found: os.stat_result, right_kind: bool, closed: bool) -> None:

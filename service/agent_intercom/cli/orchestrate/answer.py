@@ -61,6 +61,19 @@ run that was told to end has processes left) are ours; the others are the contra
 """
 
 
+_WAYS_OUT: Final = {
+    "orchestration_state_not_found": "`{0} list --all` shows what there is.",
+    "broker_not_live": "`{0} list` shows those that live; `{0} status` reads what has ended.",
+    "foreign_host": "Use that program for it; `{0} status` reads it.",
+    "broker_not_ready": "Try again; `{0} doctor` tells more.",
+}
+
+
+def way_out(code: str, program: str) -> str:
+    """What to do about an error of this code where nobody closer to it says more, or an empty string."""
+    return _WAYS_OUT.get(code, "").format(program)
+
+
 class Answer(NamedTuple):
     """What a command found or did: `data` for `--json`, `lines` for a person.
 

@@ -148,12 +148,8 @@ def usage(options: argparse.Namespace) -> Answer:
 
 
 def _found(options: argparse.Namespace) -> runs.Entry:
-    """The run that is meant. Raises CommandFailure with the way out."""
-    try:
-        return runs.resolve(options.session, os.getcwd(), os.environ, False, options.run)
-    except Refusal as refusal:
-        hint = f"See `{options.program} list --all`, or start one: `{options.program} start --help`."
-        raise CommandFailure(refusal.code, refusal.text, hint) from refusal
+    """The run that is meant."""
+    return runs.resolve(options.session, os.getcwd(), os.environ, False, options.run)
 
 
 def _overview(entry: runs.Entry) -> tuple[reader.Overview | None, str]:

@@ -25,6 +25,7 @@ from agent_intercom.cli.orchestrate.answer import (
     bounded,
     exit_of,
     usage,
+    way_out,
 )
 from agent_intercom.cli.signals import Ended, raising
 from agent_intercom.orchestration.errors import Refusal
@@ -109,7 +110,8 @@ def _answered(program: str, words: list[str], as_json: bool) -> Answer | int:
         options.json, options.program = as_json, program
         return _carried_out(options)
     except Refusal as refusal:
-        raise CommandFailure(refusal.code if refusal.code in EXITS else ERROR, _told(refusal)) from refusal
+        code = refusal.code if refusal.code in EXITS else ERROR
+        raise CommandFailure(code, _told(refusal), way_out(code, program)) from refusal
 
 
 def _parsed(program: str, words: list[str]) -> argparse.Namespace:

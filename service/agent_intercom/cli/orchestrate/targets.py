@@ -26,11 +26,8 @@ class _Wanted(NamedTuple):
 
 
 def live(session: str | None, run_id: str | None, role: str | None = None) -> Entry:
-    """The live run of a session, which has `role`. Raises CommandFailure or Refusal with the way out."""
-    try:
-        entry = runs.resolve(session, os.getcwd(), os.environ, True, run_id)
-    except Refusal as refusal:
-        raise CommandFailure(refusal.code, refusal.text, _way_out(refusal.code)) from refusal
+    """The live run of a session, which has `role`. Raises Refusal, or CommandFailure for a role that it has not."""
+    entry = runs.resolve(session, os.getcwd(), os.environ, True, run_id)
     if role is not None and role not in entry.manifest.roles:
         names = ", ".join(entry.manifest.roles)
         raise usage(f"the run has no {role}", f"It has {names}.")
@@ -117,12 +114,3 @@ def managing(manager: Manager) -> Iterator[Manager]:
     except ManagerError as error:
         raise CommandFailure("orchestration_error", str(error), "`orchestrate doctor` tells more.") from error
 
-
-def _way_out(code: str) -> str:
-    if code == runs.FOREIGN:
-        return "Use that program for it; `orchestrate status` reads it."
-    if code == runs.NOT_LIVE:
-        return "`orchestrate list` shows those that do; `orchestrate status` reads what has ended."
-    if code == runs.UNKNOWN:
-        return "`orchestrate list --all` shows what there is."
-    return ""

@@ -287,6 +287,7 @@ def test_skills_are_recorded_by_their_digest(home: Home) -> None:
     options = parser.build("orchestrate", "1").parse_args(
         ["start", *TASK, "--worker-skill", f"probe={skill}", "--with-probe", "--skip-model-check"]
     )
+    options.program = "orchestrate"
     found = prepare(options).manifest.roles["probe"].skills
     assert found is not None
     assert [(one.path, one.sha256) for one in found] == [(skill, hashlib.sha256(b"Know this.").hexdigest())]

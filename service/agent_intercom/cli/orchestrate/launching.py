@@ -13,9 +13,9 @@ from typing import Final
 
 from agent_intercom.cli.orchestrate import targets
 from agent_intercom.cli.orchestrate.answer import CommandFailure
-from agent_intercom.cli.orchestrate.preparing import Prepared
+from agent_intercom.cli.orchestrate.preparing import Prepared, refuse_collision
 from agent_intercom.host.manager import Manager, ManagerError
-from agent_intercom.orchestration import harness, hosting, rundir, runs, runtime
+from agent_intercom.orchestration import harness, hosting, rundir, runtime
 from agent_intercom.orchestration.client import ObserverLink
 from agent_intercom.orchestration.client_frames import Snapshot
 from agent_intercom.orchestration.errors import Refusal
@@ -34,7 +34,8 @@ def launch(prepared: Prepared) -> Run:
     runtime_dir = runtime.runtime_dir(os.environ)
     unit = prepared.spec.unit
     with targets.managing(Manager()) as manager, runtime.lock(runtime_dir), contextlib.ExitStack() as undo:
-        _refuse_collision(prepared.session)
+        # Again, now that nobody else can start or stop one.
+        refuse_collision(prepared.session, prepared.called_as)
         _take_back_directories(prepared, undo)
         run = rundir.create(prepared.root, prepared.session, prepared.run_id, prepared.spec, system_now())
         undo.callback(_quietly, lambda: rundir.remove(run.path))
@@ -56,16 +57,6 @@ def launch(prepared: Prepared) -> Run:
         rundir.write_startup_state(run.path, rundir.RUNNING)
         undo.pop_all()
     return run
-
-
-def _refuse_collision(session: str) -> None:
-    live = [entry for entry in runs.live_runs(os.environ).entries if entry.session == session]
-    if live:
-        hint = f"`orchestrate stop {session} --yes` ends it; --session gives the new one another name."
-        raise CommandFailure("session_collision", f"a run of the session {session} is going on", hint)
-    if session in runs.tmux_runs(os.environ).values():
-        hint = "--session gives the new one another name."
-        raise CommandFailure("session_collision", f"a run of the session {session} is going on in tmux", hint)
 
 
 def _take_back_directories(prepared: Prepared, undo: contextlib.ExitStack) -> None:

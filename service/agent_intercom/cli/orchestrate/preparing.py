@@ -40,7 +40,8 @@ DEFAULT_TASKS: Final = {
 class Prepared(NamedTuple):
     """A run that can be made. `environment` is what its workers inherit, `scope` the private scope id or None.
 
-    `programs` are the absolute paths of what its harnesses need, `report_usage` the observers' age (section 0.2).
+    `programs` are the absolute paths of what its harnesses need, `report_usage` the observers' age (section 0.2),
+    `called_as` the name that this program was called by.
     """
 
     root: str
@@ -53,6 +54,7 @@ class Prepared(NamedTuple):
     scope: str | None
     programs: Mapping[str, str]
     report_usage: bool
+    called_as: str
 
 
 def prepare(options: argparse.Namespace) -> Prepared:
@@ -60,13 +62,14 @@ def prepare(options: argparse.Namespace) -> Prepared:
     _refuse_custom_roles(options)
     project = project_of(options.project)
     made = plan(load(os.environ, project), _asked(options, project))
+    session = options.session or runs.default_session(project)
+    refuse_collision(session, options.program)
     given = environment.choose(os.environ, made.passed, made.dropped)
     scope = environment.scope(os.environ)
     package = pipackage.find(os.environ, made.pi_bridge or "")
     programs = _programs(made, given, package)
     if not options.skip_model_check:
         _check_models(made, programs, given)
-    session = options.session or runs.default_session(project)
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
     spec = _spec(options, project, made)
     root = places.state_root(os.environ)
@@ -78,7 +81,7 @@ def prepare(options: argparse.Namespace) -> Prepared:
             raise usage("--session is not a name that a session can have", hint) from refusal
         raise
     report_usage = package is not None and package.observer_report_usage
-    return Prepared(root, session, run_id, spec, manifest, made, given, scope, programs, report_usage)
+    return Prepared(root, session, run_id, spec, manifest, made, given, scope, programs, report_usage, options.program)
 
 
 def project_of(directory: str | None) -> str:
@@ -87,6 +90,23 @@ def project_of(directory: str | None) -> str:
     if not path.isdir(project):
         raise usage("--project is not a directory that is there")
     return project
+
+
+def refuse_collision(session: str, program: str) -> None:
+    """Raises CommandFailure `session_collision` where a run of a session lives, be it one that cannot be read.
+
+    `program` is the name that this program was called by.
+    """
+    live = runs.live_runs(os.environ)
+    another = "--session gives the new one another name."
+    if any(entry.session == session for entry in live.entries):
+        hint = f"`{program} stop {session} --yes` ends it; {another}"
+        raise CommandFailure("session_collision", f"a run of the session {session} is going on", hint)
+    if unreadable := next((issue for issue in live.issues if issue.name == session), None):
+        text = f"a run of the session {session} is going on, and it cannot be read: {unreadable.text}"
+        raise CommandFailure("session_collision", text, f"`{program} doctor` tells more; {another}")
+    if session in runs.tmux_runs(os.environ).values():
+        raise CommandFailure("session_collision", f"a run of the session {session} is going on in tmux", another)
 
 
 def _refuse_custom_roles(options: argparse.Namespace) -> None:

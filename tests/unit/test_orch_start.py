@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent_intercom.cli.orchestrate import parser
+from agent_intercom.orchestration import manifest
 from tests.unit.orchcli import Home
 
 TASK = ("--task", "Make the parser accept empty lines.")
@@ -283,14 +284,15 @@ def test_a_workspace_capsule_needs_a_repository(home: Home) -> None:
 def test_skills_are_recorded_by_their_digest(home: Home) -> None:
     from agent_intercom.cli.orchestrate.preparing import prepare
 
-    skill = home.file("skill.md", "Know this.")
+    content = b"x" * manifest.MAX_SKILL
+    skill = home.file("skill.md", content)
     options = parser.build("orchestrate", "1").parse_args(
         ["start", *TASK, "--worker-skill", f"probe={skill}", "--with-probe", "--skip-model-check"]
     )
     options.program = "orchestrate"
     found = prepare(options).manifest.roles["probe"].skills
     assert found is not None
-    assert [(one.path, one.sha256) for one in found] == [(skill, hashlib.sha256(b"Know this.").hexdigest())]
+    assert [(one.path, one.sha256) for one in found] == [(skill, hashlib.sha256(content).hexdigest())]
 
 
 def test_a_scope_is_told_and_not_shown(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,6 +341,14 @@ BAD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a skill of nobody": ((*TASK, "--worker-skill", "probe={task}"), "invalid_arguments", "no probe"),
     "a skill that is not there": ((*TASK, "--worker-skill", "reviewer=no"), "invalid_arguments", "--worker-skill"),
     "an empty skill": ((*TASK, "--worker-skill", "reviewer={empty}"), "invalid_arguments", "--worker-skill"),
+    "a large skill": ((*TASK, "--worker-skill", "reviewer={oversize}"), "invalid_arguments", "longer than 256 KiB"),
+    "a pipe for a skill": ((*TASK, "--worker-skill", "reviewer={pipe}"), "invalid_arguments", "not a regular file"),
+    "a device for a skill": (
+        (*TASK, "--worker-skill", "reviewer=/dev/zero"),
+        "invalid_arguments",
+        "not a regular file",
+    ),
+    "a directory for a skill": ((*TASK, "--worker-skill", "reviewer=."), "invalid_arguments", "not a regular file"),
     "a skill twice": (
         (*TASK, "--worker-skill", "reviewer={task}", "--worker-skill", "reviewer={task}"),
         "invalid_arguments",
@@ -371,7 +381,10 @@ def test_bad_input_gets_one_line_and_leaves_nothing_behind(home: Home, what: str
         "large": home.file("large", "x" * 60_000),
         "limit": home.file("limit", "x" * 12_288),
         "empty": home.file("empty", ""),
+        "oversize": home.file("oversize", "x" * (manifest.MAX_SKILL + 1)),
+        "pipe": str(home.root / "pipe"),
     }
+    os.mkfifo(files["pipe"])
     for name, path in files.items():
         words = tuple(word.replace(f"{{{name}}}", path) for word in words)
     found = refused(home, *words, "--dry-run")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from agent_intercom.orchestration import budget, harness, policies, rundir, runtime
+from agent_intercom.orchestration import budget, harness, manifest, policies, rundir, runtime
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile, Skill
 from agent_intercom.orchestration.rundir import RoleSpec, Run, RunSpec, Startup
 from agent_intercom.wire.clock import Now
@@ -212,9 +212,25 @@ def test_a_skill_that_was_changed(place: Place) -> None:
     place.skill.write_text("How not to.")
     assert "changed" in refused(place)
     place.skill.unlink()
-    assert "read any more" in refused(place)
+    assert "cannot be read" in refused(place)
+    os.mkfifo(place.skill)
+    assert "not a regular file" in refused(place)
     # That of another role is not this one's.
     assert launch(place, "a1", "implementer", "1").returncode == 7
+
+
+def test_the_largest_skill_that_a_run_is_started_with_is_the_largest_that_a_worker_takes(place: Place) -> None:
+    skill = place.run.manifest.roles["reviewer"].skills
+    assert skill is not None
+    place.skill.write_bytes(b"x" * manifest.MAX_SKILL)
+    skill[0] = manifest.read_skill(str(place.skill))
+    rundir.save_manifest(place.run)
+    assert launch(place).returncode == 7
+    place.told.unlink()
+    with place.skill.open("ab") as file:
+        file.write(b"y")
+    # What could be read of it has the digest that is recorded.
+    assert "longer than 256 KiB" in refused(place)
 
 
 @pytest.mark.parametrize(

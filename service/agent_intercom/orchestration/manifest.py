@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import stat
 from collections.abc import Callable
 from datetime import datetime
 from os import path
@@ -74,11 +76,43 @@ class ProjectConfig(msgspec.Struct, frozen=True):
 UNMATCHED: Final = ProjectConfig(matched=False, model_defaults=False, role_overrides=[])
 
 
+MAX_SKILL: Final = 262_144
+MAX_SKILLS: Final = 8
+MAX_SKILL_PATH: Final = 1_024
+"""Bytes of a skill, skills of a role, characters of a path."""
+
+
 class Skill(msgspec.Struct, frozen=True):
     """A file that a worker is given, and the digest that it had."""
 
     path: str
     sha256: str
+
+
+def read_skill(name: str) -> Skill:
+    """The skill in the file at the canonical path `name`, as it is now.
+
+    Raises Refusal `skill_invalid`; its text goes on where the file is named.
+    """
+    from hashlib import sha256  # only where workers are made
+
+    if len(name) > MAX_SKILL_PATH:
+        raise Refusal("skill_invalid", f"has a path of more than {MAX_SKILL_PATH} characters", "skills")
+    try:
+        # A pipe in the place of the file must not block the caller.
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Refusal("skill_invalid", "is not a regular file", "skills")
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(MAX_SKILL + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Refusal("skill_invalid", f"cannot be read: {os.strerror(error.errno or 0)}", "skills") from error
+    if not 1 <= len(content) <= MAX_SKILL:
+        raise Refusal("skill_invalid", f"is empty, or longer than {MAX_SKILL // 1024} KiB", "skills")
+    return Skill(path=name, sha256=sha256(content).hexdigest())
 
 
 class RoleRecord(msgspec.Struct, kw_only=True):
@@ -282,13 +316,13 @@ def _role(name: str, record: Any, version: int, coord: str) -> RoleRecord:
 
 
 def _skills(value: Any, field: str) -> list[Skill]:
-    if not isinstance(value, list) or len(value) > 8:
+    if not isinstance(value, list) or len(value) > MAX_SKILLS:
         _refuse(field)
     skills = []
     for item in value:
         _exact(item, {"path", "sha256"}, field)
         name = item["path"]
-        _require(_text(name, 1_024) and path.isabs(name) and path.normpath(name) == name, field)
+        _require(_text(name, MAX_SKILL_PATH) and path.isabs(name) and path.normpath(name) == name, field)
         _require(_matches(item["sha256"], _SHA256), field)
         skills.append(Skill(**item))
     _require(len({skill.path for skill in skills}) == len(skills), field)

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Final, NamedTuple, NoReturn
 
 from agent_intercom.host import privatefiles
@@ -22,6 +21,7 @@ from agent_intercom.orchestration import (
     budget,
     contract,
     harness,
+    manifest,
     policies,
     prompts,
     reader,
@@ -50,7 +50,6 @@ REFUSED: Final = 125
 CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
 
-MAX_SKILL: Final = 65_536
 _MAX_GENERATION: Final = 999_999_999
 
 
@@ -177,11 +176,10 @@ def become(command: Command) -> NoReturn:
 
 def _check_skill(skill: Skill) -> None:
     try:
-        with open(skill.path, "rb") as file:
-            content = file.read(MAX_SKILL + 1)
-    except OSError as error:
-        raise Refusal("skill_changed", "a skill of the run cannot be read any more", "skills") from error
-    if sha256(content).hexdigest() != skill.sha256:
+        found = manifest.read_skill(skill.path)
+    except Refusal as refusal:
+        raise Refusal("skill_changed", f"a skill of the run {refusal.text}", "skills") from refusal
+    if found != skill:
         raise Refusal("skill_changed", "a skill was changed after the run was started with it", "skills")
 
 

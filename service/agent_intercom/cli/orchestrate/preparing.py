@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from hashlib import sha256
 from os import path
 from typing import Final, NamedTuple
 
@@ -19,12 +18,8 @@ from agent_intercom.orchestration.config.load import load
 from agent_intercom.orchestration.config.plan import Asked, Plan, plan
 from agent_intercom.orchestration.contract import ROLES, SPECIALISTS
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.orchestration.manifest import Manifest, Skill
+from agent_intercom.orchestration.manifest import MAX_SKILLS, Manifest, Skill, read_skill
 from agent_intercom.wire.clock import system_now
-
-MAX_SKILL: Final = 262_144
-MAX_SKILLS: Final = 8
-MAX_SKILL_PATH: Final = 1_024
 
 DEFAULT_TASKS: Final = {
     "probe": "Look for the assumption of this work that is most likely to be wrong: integration, contracts between"
@@ -207,21 +202,11 @@ def _skills(values: list[str], made: Plan) -> dict[str, list[Skill]]:
             raise usage(f"--worker-skill: at most {MAX_SKILLS} for one role")
         if any(skill.path == name for skill in skills):
             raise usage("--worker-skill names a file twice for one role")
-        skills.append(Skill(path=name, sha256=sha256(_skill(name)).hexdigest()))
+        try:
+            skills.append(read_skill(name))
+        except Refusal as refusal:
+            raise usage(f"--worker-skill: a file {refusal.text}") from refusal
     return found
-
-
-def _skill(name: str) -> bytes:
-    if len(name) > MAX_SKILL_PATH:
-        raise usage(f"--worker-skill: a path is longer than {MAX_SKILL_PATH} characters")
-    try:
-        with open(name, "rb") as file:
-            content = file.read(MAX_SKILL + 1)
-    except OSError as error:
-        raise usage(f"--worker-skill: a file cannot be read: {os.strerror(error.errno or 0)}") from error
-    if not 1 <= len(content) <= MAX_SKILL:
-        raise usage(f"--worker-skill: a file is empty, or longer than {MAX_SKILL // 1024} KiB")
-    return content
 
 
 def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage | None) -> dict[str, str]:

@@ -36,5 +36,15 @@ def raising() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let no signal that ends the command come before what is begun here is at its end; it comes afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _raise(number: int, frame: FrameType | None) -> NoReturn:
     raise Ended(number)

@@ -22,6 +22,12 @@ _NAME: Final = "org.freedesktop.systemd1"
 _PATH: Final = "/org/freedesktop/systemd1"
 _MANAGER: Final = f"{_NAME}.Manager"
 _PROPERTIES: Final = "org.freedesktop.DBus.Properties"
+_NOBODY: Final = tuple(
+    f"org.freedesktop.DBus.Error.{name}"
+    for name in ("NoReply", "ServiceUnknown", "NameHasNoOwner", "Disconnected", "Timeout", "Spawn.")
+)
+"""What the bus says where there is nobody to answer (the D-Bus specification, and sd-bus-errors(3))."""
+
 _NO_SUCH_UNIT: Final = f"{_NAME}.NoSuchUnit"
 
 Variant = tuple[str, Any]
@@ -247,7 +253,10 @@ class Manager:
         except TimeoutError as error:
             raise ManagerUnreachable("the user's service manager does not answer") from error
         if answer.header.message_type is MessageType.error:
-            raise ManagerRefused(str(answer.header.fields.get(HeaderFields.error_name, "")), unit)
+            error_name = str(answer.header.fields.get(HeaderFields.error_name, ""))
+            if error_name.startswith(_NOBODY):
+                raise ManagerUnreachable("no service manager is on the user's bus, or it does not answer")
+            raise ManagerRefused(error_name, unit)
         body: tuple[Any, ...] = answer.body
         return body
 

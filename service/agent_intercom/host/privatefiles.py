@@ -41,7 +41,7 @@ def lock(name: str) -> int:
 
     Raises BlockingIOError where another process holds it.
     """
-    descriptor = _opened(name, os.O_RDWR | os.O_CREAT)
+    descriptor = opened(name)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -50,9 +50,14 @@ def lock(name: str) -> int:
     return descriptor
 
 
+def opened(name: str) -> int:
+    """Open the file `name` (0600) for reading and writing, making it where it is missing; the descriptor."""
+    return _opened(name, os.O_RDWR | os.O_CREAT)
+
+
 def prepare(name: str) -> int:
     """Make sure of the file `name`, empty and 0600 where it was missing; its size in bytes."""
-    descriptor = _opened(name, os.O_RDWR | os.O_CREAT)
+    descriptor = opened(name)
     try:
         size = os.fstat(descriptor).st_size
     finally:

@@ -11,6 +11,7 @@ that did not start, `stop_failed` where something is left of what was to end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -24,12 +25,15 @@ from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNIT_ID
 
 LAUNCHER: Final = "orchestrate-worker"
-STOP_TIMEOUT: Final = 60.0
-"""Seconds for everything of a run to stop; each unit is killed long before."""
+STOP_TIMEOUT: Final = 25.0
+"""Seconds for everything of a run to stop: a worker is killed after five, a broker after ten."""
+
+START_TIMEOUT: Final = 20.0
+"""Seconds for a worker's launcher to become the worker's program, which takes it less than one."""
 
 _SETTLING: Final = 5.0
 _WORKER_STOP_USEC: Final = 5_000_000
-_WORKER_START_USEC: Final = 30_000_000
+_WORKER_START_USEC: Final = int(START_TIMEOUT * 1_000_000)
 _CGROUPS: Final = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 _GONE: Final = frozenset({"inactive", "failed"})
 _WORKER: Final = re.compile(r"-(?P<role>[a-z]+)-g(?P<generation>[1-9][0-9]{0,8})\.service")
@@ -91,15 +95,15 @@ def listen(manager: Manager, unit: str) -> None:
     manager.start(socket_unit(unit))
 
 
-def start_worker(manager: Manager, unit: str, role: str, generation: int) -> None:
-    """Start a worker and wait until its launcher has become the worker's program, or as good as.
+def start_worker(manager: Manager, unit: str, role: str, generation: int, timeout: float = START_TIMEOUT) -> None:
+    """Start a worker and wait until its launcher has become the worker's program, or as good as; in seconds at most.
 
     Raises Refusal `startup_failed` with the launcher's reason where it gave up; the unit is forgotten then.
     """
     name = worker_unit(unit, role, generation)
     program = path.join(_directory(manager, unit), LAUNCHER)
     try:
-        manager.transient(name, _properties(unit, [program, unit, role, str(generation)]))
+        manager.transient(name, _properties(unit, [program, unit, role, str(generation)]), timeout)
     except JobFailed as error:
         found = manager.unit(name, "Service") or {}
         manager.stop(name)
@@ -141,6 +145,12 @@ def end(manager: Manager, unit: str, runtime_dir: str) -> None:
     for state in states:
         if state.active == "failed":
             manager.reset_failed(state.name)
+
+
+def lingers(manager: Manager, unit: str) -> bool:
+    """Whether anything of a run is still there: a unit that is not at its end, or a process in its slice."""
+    states = manager.units(f"orchestrate@{unit}.*", slice_unit(unit), f"orchestrate-{unit}-*")
+    return any(state.active not in _GONE for state in states) or bool(manager.processes(slice_unit(unit)))
 
 
 def workers(manager: Manager, unit: str) -> list[WorkerUnit]:
@@ -196,6 +206,8 @@ def _properties(unit: str, command: list[str]) -> dict[str, Variant]:
     return {
         "Description": ("s", f"Agent Intercom, worker of run {unit}"),
         "Slice": ("s", slice_unit(unit)),
+        # Whoever stops the socket ends the run. Not the broker's service: a restart of that is nothing to its workers.
+        "PartOf": ("as", [socket_unit(unit)]),
         # The launcher is ready when nothing is left that it could refuse.
         "Type": ("s", "notify"),
         "NotifyAccess": ("s", "main"),
@@ -235,20 +247,30 @@ def _left(cgroup: str) -> int:
     directory = next((f"{base}{cgroup}" for base in _CGROUPS if cgroup and path.isdir(f"{base}{cgroup}")), None)
     if directory is None:
         return 0
+    populated = _populated(directory)
+    return max(_count(directory), 1) if populated else 0
+
+
+def _populated(directory: str) -> bool:
+    """Whether anybody is in a control group or below it, once what was killed had a while to go."""
     deadline = time.monotonic() + _SETTLING
     while (left := deadline - time.monotonic()) > 0:
         try:
             # cgroups(7): the file can be waited for, and says whether anybody is in here or below.
             with open(path.join(directory, "cgroup.events"), encoding="ascii") as events:
                 if "populated 0\n" in events.read():
-                    return 0
+                    return False
                 waiting = select.poll()
                 waiting.register(events, select.POLLPRI)
                 waiting.poll(left * 1000)
-        except OSError:
-            # Gone, together with who was in it.
-            return 0
-    return _count(directory)
+        except FileNotFoundError:
+            # Gone, and nobody can have been in it.
+            return False
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return False
+            raise Refusal("stop_failed", "whether processes of it are left cannot be seen", "unit") from error
+    return True
 
 
 def _count(directory: str) -> int:

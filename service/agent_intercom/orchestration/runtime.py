@@ -19,7 +19,7 @@ import fcntl
 import json
 import os
 import re
-import stat
+import time
 from collections.abc import Iterator, Mapping
 from os import path
 from typing import Final, NamedTuple, NoReturn
@@ -36,6 +36,10 @@ MAX_BYTES: Final = 2_097_152
 """As much as the kernel takes as arguments and environment of a new process by default (execve(2))."""
 
 MAX_SOCKET_PATH: Final = 107
+LOCK_TIMEOUT: Final = 15.0
+"""Seconds; whoever calls the command line gives it thirty (orchestration spec, section 11.1)."""
+
+_LOCK_INTERVAL: Final = 0.05
 SCOPE_ENVIRONMENT: Final = "AGENT_INTERCOM_SCOPE_ID"
 SCOPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 _KEYS: Final = frozenset({"version", "directory", "scope", "environment", "observer_report_usage"})
@@ -76,7 +80,8 @@ def runtime_dir(environ: Mapping[str, str]) -> str:
     value = environ.get("XDG_RUNTIME_DIR", "")
     if not path.isabs(value):
         raise Refusal("runtime_missing", "XDG_RUNTIME_DIR is not set", "XDG_RUNTIME_DIR")
-    return path.normpath(value)
+    # The service manager has it without links, and so the addresses of its sockets.
+    return path.realpath(value)
 
 
 def directory_of(runtime_dir: str, unit_id: str) -> str:
@@ -160,30 +165,53 @@ def remove(runtime_dir: str, unit_id: str) -> bool:
 
 
 @contextlib.contextmanager
-def lock(runtime_dir: str) -> Iterator[None]:
-    """Be the only one who starts or stops a run of this user; waits for who does.
+def lock(runtime_dir: str, session: str | None = None) -> Iterator[None]:
+    """Be the only one who starts, ends or changes a run of `session`; None: of any session of this user.
 
-    Raises Refusal `run_foreign` where the lock or its directory is not ours alone, `run_unwritable`.
+    Waits at most `LOCK_TIMEOUT` seconds for another one. Raises Refusal `broker_not_ready` after that, `run_foreign`
+    where a lock or its directory is not ours alone, `run_unwritable`.
     """
     directory = path.join(runtime_dir, "agent-intercom", "run")
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    with contextlib.ExitStack() as held:
+        everybody = _open_lock(directory, _LOCK)
+        held.callback(os.close, everybody)
+        _wait_for(everybody, fcntl.LOCK_EX if session is None else fcntl.LOCK_SH, deadline)
+        if session is not None:
+            import hashlib  # a broker locks nothing here
+
+            # The name is not shown by that of the file.
+            digest = hashlib.blake2b(session.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+            descriptor = _open_lock(directory, f"{_LOCK}-{digest}")
+            held.callback(os.close, descriptor)
+            _wait_for(descriptor, fcntl.LOCK_EX, deadline)
+        yield
+
+
+def _open_lock(directory: str, name: str) -> int:
     try:
         for step in (path.dirname(directory), directory):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(step, 0o700)
             privatefiles.close_directory(step)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(path.join(directory, _LOCK), flags, 0o600)
+        return privatefiles.opened(path.join(directory, name))
     except OSError as error:
         code = "run_foreign" if error.errno in {errno.ELOOP, errno.EPERM, errno.ENXIO} else "run_unwritable"
         raise Refusal(code, "the runtime directory cannot be locked", _LOCK) from error
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise Refusal("run_foreign", "the lock of the runtime directory is not ours", _LOCK)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+
+
+def _wait_for(descriptor: int, how: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                text = "another command starts, ends, changes or removes that run, and has not finished"
+                raise Refusal("broker_not_ready", text) from error
+            # flock(2) can wait, but not for so long and no longer.
+            time.sleep(_LOCK_INTERVAL)
+        else:
+            return
 
 
 def live(runtime_dir: str) -> list[Live]:

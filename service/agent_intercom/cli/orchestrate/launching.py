@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
-from functools import partial
+import time
 from os import path
 from typing import Final
 
 from agent_intercom.cli.orchestrate import targets
 from agent_intercom.cli.orchestrate.answer import CommandFailure
 from agent_intercom.cli.orchestrate.preparing import Prepared, refuse_collision
+from agent_intercom.cli.signals import undisturbed
 from agent_intercom.host.manager import Manager, ManagerError
 from agent_intercom.orchestration import harness, hosting, rundir, runtime
 from agent_intercom.orchestration.client import ObserverLink
@@ -22,23 +22,54 @@ from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.rundir import Run
 from agent_intercom.wire.clock import system_now
 
-SERVING_TIMEOUT: Final = 20.0
+SERVING_TIMEOUT: Final = 12.0
 """Seconds that a broker's first answer may take: a first start on a cold, busy machine."""
+
+TIMEOUT: Final = 26.0
+"""Seconds for everything together: whoever calls the command line gives it thirty (section 11.1)."""
+
+_LEFT_HINT: Final = "`{0} doctor` shows what is left, `systemctl --user stop {1}` ends it."
 
 
 def launch(prepared: Prepared) -> Run:
     """Make the run, have systemd listen for it, see its broker answer, and start its workers.
 
-    Raises CommandFailure `session_collision`, `manager_unreachable`, `startup_failed`.
+    Raises CommandFailure `session_collision`, `manager_unreachable`, `startup_failed`; `stop_failed` where what was
+    made could not be taken back.
     """
+    deadline = time.monotonic() + TIMEOUT
     runtime_dir = runtime.runtime_dir(os.environ)
-    unit = prepared.spec.unit
-    with targets.managing(Manager()) as manager, runtime.lock(runtime_dir), contextlib.ExitStack() as undo:
-        # Again, now that nobody else can start or stop one.
+    with targets.managing(Manager()) as manager, runtime.lock(runtime_dir, prepared.session):
         refuse_collision(prepared.session, prepared.called_as)
-        _take_back_directories(prepared, undo)
+        made = _Made(prepared, runtime_dir)
+        try:
+            return made.run(manager, deadline)
+        except BaseException as error:
+            with undisturbed():
+                left = made.take_back(manager)
+            if left:
+                hint = _LEFT_HINT.format(prepared.called_as, hosting.slice_unit(prepared.spec.unit))
+                text = f"{_why(error)}; and what was made could not be taken back: {left}"
+                raise CommandFailure("stop_failed", text, hint) from error
+            raise
+
+
+class _Made:
+    """What there is of a run so far."""
+
+    def __init__(self, prepared: Prepared, runtime_dir: str) -> None:
+        self._prepared = prepared
+        self._unit = prepared.spec.unit
+        self._runtime_dir = runtime_dir
+        self._directories = _missing(path.join(prepared.root, prepared.session))
+        self._run: Run | None = None
+        self._told = self._listens = False
+
+    def run(self, manager: Manager, deadline: float) -> Run:
+        """Make everything."""
+        prepared = self._prepared
         run = rundir.create(prepared.root, prepared.session, prepared.run_id, prepared.spec, system_now())
-        undo.callback(_quietly, lambda: rundir.remove(run.path))
+        self._run = run
         place = runtime.RunPlace(
             directory=run.path,
             scope=prepared.scope,
@@ -46,28 +77,51 @@ def launch(prepared: Prepared) -> Run:
             observer_report_usage=prepared.report_usage,
             programs=prepared.programs,
         )
-        undo.callback(_quietly, lambda: runtime.remove(runtime_dir, unit))
-        runtime.write(runtime_dir, unit, place)
-        undo.callback(_quietly, lambda: hosting.end(manager, unit, runtime_dir))
-        hosting.listen(manager, unit)
-        _see_it_serve(runtime.socket_path(runtime_dir, unit), run.control_token)
+        self._told = True
+        runtime.write(self._runtime_dir, self._unit, place)
+        self._listens = True
+        hosting.listen(manager, self._unit)
+        _see_it_serve(runtime.socket_path(self._runtime_dir, self._unit), run.control_token)
         for role, record in run.manifest.roles.items():
             if record.harness != harness.EXTERNAL:
-                hosting.start_worker(manager, unit, role, 1)
+                left = max(deadline - time.monotonic(), 1.0)
+                hosting.start_worker(manager, self._unit, role, 1, min(left, hosting.START_TIMEOUT))
         rundir.write_startup_state(run.path, rundir.RUNNING)
-        undo.pop_all()
-    return run
+        return run
+
+    def take_back(self, manager: Manager) -> str:
+        """Take back everything that was made; what prevents it, in one line.
+
+        While a process may be left, what it could be found by stays: its directory, which says that the start failed.
+        """
+        run = self._run
+        try:
+            if self._listens:
+                hosting.end(manager, self._unit, self._runtime_dir)
+            if self._told:
+                runtime.remove(self._runtime_dir, self._unit)
+            if run is not None:
+                rundir.remove(run.path)
+        except (Refusal, ManagerError, OSError) as error:
+            if run is not None:
+                with contextlib.suppress(Refusal):
+                    rundir.write_startup_state(run.path, rundir.FAILED)
+                    rundir.delete_startup(run.path)
+            return _why(error)
+        for directory in self._directories:
+            # Somebody else may use it by now.
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+        return ""
 
 
-def _take_back_directories(prepared: Prepared, undo: contextlib.ExitStack) -> None:
-    """Have those removed again that are not there yet, the deepest first, unless somebody else uses them by then."""
-    step = path.join(prepared.root, prepared.session)
+def _missing(directory: str) -> list[str]:
+    """The directory and those above it that are not there, the deepest first."""
     missing = []
-    while not path.lexists(step):
-        missing.append(step)
-        step = path.dirname(step)
-    for directory in reversed(missing):
-        undo.callback(_quietly, partial(os.rmdir, directory))
+    while not path.lexists(directory):
+        missing.append(directory)
+        directory = path.dirname(directory)
+    return missing
 
 
 def _see_it_serve(address: str, token: str) -> None:
@@ -76,7 +130,7 @@ def _see_it_serve(address: str, token: str) -> None:
         asyncio.run(_snapshot(address, token))
     except (Refusal, TimeoutError) as error:
         why = error.text if isinstance(error, Refusal) else "it did not say how the run stands"
-        hint = "`journalctl --user -t orchestrate-broker` may tell why."
+        hint = "Nothing of the run is left; `journalctl --user -t orchestrate-broker` may tell why."
         raise CommandFailure("startup_failed", f"the broker of the run does not serve it: {why}", hint) from error
 
 
@@ -88,7 +142,10 @@ async def _snapshot(address: str, token: str) -> None:
     raise Refusal("broker_not_ready", "the broker closed the connection")
 
 
-def _quietly(step: Callable[[], object]) -> None:
-    """Take one thing back; that this fails must not hide what failed before."""
-    with contextlib.suppress(OSError, Refusal, ManagerError):
-        step()
+def _why(error: BaseException) -> str:
+    """What happened, in one line without what an exception of the system may quote."""
+    if isinstance(error, Refusal | CommandFailure | ManagerError):
+        return str(error).rstrip(".")
+    if isinstance(error, OSError):
+        return os.strerror(error.errno or 0)
+    return "the start was interrupted"

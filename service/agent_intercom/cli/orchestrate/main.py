@@ -18,7 +18,9 @@ from agent_intercom.cli.orchestrate.answer import (
     EXITS,
     INTERNAL_ERROR,
     LOCAL_RUNTIME_ERROR,
+    MISSING_PREREQUISITE,
     OK,
+    PACKAGES,
     REFUSED,
     Answer,
     CommandFailure,
@@ -125,19 +127,31 @@ def _parsed(program: str, words: list[str]) -> argparse.Namespace:
 def _carried_out(options: argparse.Namespace) -> Answer | int:
     command: parser.Command = options.command
     try:
-        return command(options)
+        answer = command(options)
+        # Lines may be made as they are printed; what goes wrong then is not the printing.
+        return answer if isinstance(answer, int) else answer._replace(lines=list(answer.lines))
     except (BrokenPipeError, Refusal, CommandFailure):
         raise
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "unknown error"
         raise CommandFailure(LOCAL_RUNTIME_ERROR, f"the operating system refused: {why}") from error
+    except ModuleNotFoundError as error:
+        if (package := PACKAGES.get((error.name or "").partition(".")[0])) is None:
+            raise _internal(error) from error
+        text = f"the Python module {error.name} is not installed"
+        raise CommandFailure(MISSING_PREREQUISITE, text, f"Install it (Debian: {package}).") from error
     except Exception as error:  # the outermost place: whoever reads JSON is owed an envelope
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        place = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "unknown"
-        text = f"a fault of this program ({type(error).__name__} at {place})"
-        raise CommandFailure(INTERNAL_ERROR, text, "Please report it.") from error
+        raise _internal(error) from error
+
+
+def _internal(error: Exception) -> CommandFailure:
+    """A fault of this program, told by its place: its text may be anybody's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "unknown"
+    text = f"a fault of this program ({type(error).__name__} at {place})"
+    return CommandFailure(INTERNAL_ERROR, text, "Please report it.")
 
 
 def _told(refusal: Refusal) -> str:

@@ -223,7 +223,10 @@ def _workers(group: argparse._ArgumentGroup) -> None:
 
 def _budget(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--budget-enforcement", choices=("warn-only", "hard"), metavar="warn-only|hard", help="how it is told"
+        "--budget-enforcement",
+        choices=("warn-only", "hard"),
+        metavar="warn-only|hard",
+        help="what workers are told of it: that it is a warning, or that it is hard",
     )
     group.add_argument(
         "--budget-override",
@@ -242,7 +245,7 @@ def _session(sub: Parser, *, needed: bool = False) -> None:
 
 
 def _run(sub: Parser) -> None:
-    sub.add_argument("--run", metavar="ID", help="the run that is meant (default: the newest of the session)")
+    sub.add_argument("--run", metavar="ID", help="the run that is meant (default: the one that lives, else the newest)")
 
 
 def _role(sub: Parser) -> None:
@@ -263,7 +266,7 @@ def _yes(sub: Parser, what: str) -> None:
 
 
 def _looking(adding: _Adding) -> None:
-    with adding.command("list", _lazy("looking", "list_runs"), "list the runs", "list --all") as sub:
+    with adding.command("list", _lazy("looking", "list_runs"), "list the runs that live", "list --all") as sub:
         sub.add_argument("--all", action="store_true", help="with those that have ended")
     with adding.command("status", _lazy("looking", "status"), "tell where a run stands", "status --json") as sub:
         _session(sub)
@@ -327,6 +330,7 @@ def _steering(adding: _Adding) -> None:
         sub.add_argument("--model", metavar="M", help="model of the new worker, with --provider")
         sub.add_argument("--thinking", choices=THINKING, metavar="LEVEL", help="thinking level of the new worker")
         sub.add_argument("--skip-model-check", action="store_true", help="do not ask whether the model is available")
+        _run(sub)
         _yes(sub, "really end the worker that runs")
     with adding.command(
         "continue",
@@ -335,6 +339,7 @@ def _steering(adding: _Adding) -> None:
         f"continue demo --yes --command-id {'0123456789abcdef' * 2}",
     ) as sub:
         _session(sub, needed=True)
+        _run(sub)
         _command_id(sub, needed=True)
         _yes(sub, "really go on")
     with adding.command(
@@ -346,12 +351,14 @@ def _steering(adding: _Adding) -> None:
         )
         _session(sub, needed=True)
         _role(sub)
+        _run(sub)
         _command_id(sub)
         _yes(sub, "really hand it over again")
     with adding.command(
         "stop", _lazy("stopping", "stop"), "end a run and every process of it", "stop demo --yes"
     ) as sub:
         _session(sub)
+        _run(sub)
         _yes(sub, "really end it; what it has done and its files stay")
 
 

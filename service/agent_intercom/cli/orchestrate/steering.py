@@ -2,22 +2,24 @@
 """What a person tells a run that goes on (orchestration spec, sections 3.2 and 11.2).
 
 Every command is one control command of the broker, and is recorded there under its id: the same id again is the same
-command. That a command is accepted says that the broker has decided on it and that what it sends has left for the
-worker; what the worker makes of it is seen in the run's events.
+command. That a command is accepted says that the broker has decided on it, and that what it sends is queued for the
+connection of the worker; what the worker makes of it is seen in the run's events.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate import explaining, targets, texts
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject, usage
+from agent_intercom.cli.signals import undisturbed
 from agent_intercom.orchestration import harness, runtime
 from agent_intercom.orchestration.client import BROKER_REJECTED, ControlAnswer, control
 from agent_intercom.orchestration.contract import IMPLEMENTER, Code
@@ -33,7 +35,7 @@ def send(options: argparse.Namespace) -> Answer:
     entry = targets.live(options.session, options.run, options.role)
     answer = _control(entry, "send", options.role, options.command_id, delivery=options.delivery, message=message)
     data = _data(entry, options.role, answer) | {"sent": True, "delivery": options.delivery}
-    return Answer(data, [_line(answer, options.role, "the message was handed to the connection of its worker")])
+    return Answer(data, [_line(answer, options.role, "the message is queued for its worker")])
 
 
 def abort(options: argparse.Namespace) -> Answer:
@@ -41,13 +43,13 @@ def abort(options: argparse.Namespace) -> Answer:
     entry = targets.live(options.session, options.run, options.role)
     answer = _control(entry, "abort", options.role, options.command_id)
     data = _data(entry, options.role, answer) | {"aborted": True}
-    return Answer(data, [_line(answer, options.role, "its worker was asked to stop what it is doing")])
+    return Answer(data, [_line(answer, options.role, "its worker is asked to stop what it is doing")])
 
 
 def continue_run(options: argparse.Namespace) -> Answer:
     """`continue`: admit one more round of repair (section 18)."""
     texts.refuse_unless(options.yes, "continue admits one more round of repair")
-    entry = targets.live(options.session, None, IMPLEMENTER)
+    entry = targets.live(options.session, options.run, IMPLEMENTER)
     answer = _control(entry, "continue", IMPLEMENTER, options.command_id)
     data = _data(entry, IMPLEMENTER, answer) | {"continued": True}
     return Answer(data, [_line(answer, IMPLEMENTER, "one more round of repair was admitted")])
@@ -56,7 +58,7 @@ def continue_run(options: argparse.Namespace) -> Answer:
 def redeliver(options: argparse.Namespace) -> Answer:
     """`redeliver`: hand a worker its work again, the way out of `uncertain`."""
     texts.refuse_unless(options.yes, f"redeliver hands {options.role} its work again, which may do it twice")
-    entry = targets.live(options.session, None, options.role)
+    entry = targets.live(options.session, options.run, options.role)
     answer = _control(entry, "redeliver", options.role, options.command_id)
     data = _data(entry, options.role, answer) | {"redelivered": True}
     return Answer(data, [_line(answer, options.role, "what is open was handed to its worker again")])
@@ -68,26 +70,30 @@ def restart(options: argparse.Namespace) -> Answer:
     texts.refuse_unless(options.yes, f"restart ends the {role} that runs")
     if (options.provider is None) != (options.model is None):
         raise usage("--provider and --model go together")
-    entry = targets.live(options.session, None, role)
-    changed = _changed(options)
-    if targets.harness_of(entry, role) == harness.EXTERNAL:
-        return _let_go(entry, role, changed)
-    if "model" in changed and not options.skip_model_check:
+    entry = targets.live(options.session, options.run, role)
+    hosted = targets.harness_of(entry, role) != harness.EXTERNAL
+    changed = targets.changed_models(entry, role, options)
+    if hosted and "model" in changed and not options.skip_model_check:
         targets.check_model(entry, role, changed["provider"], changed["model"])
+    with runtime.lock(runtime.runtime_dir(os.environ), entry.session):
+        entry = targets.still_live(entry)
+        return _replaced(entry, role, changed) if hosted else _let_go(entry, role, changed)
+
+
+def _replaced(entry: Entry, role: str, changed: Mapping[str, str]) -> Answer:
+    """Replace a worker that is a service of ours."""
     from agent_intercom.host.manager import Manager
 
     # Before the broker is asked: a worker that nobody can replace must not be let go.
     with targets.managing(Manager()) as manager:
-        row = targets.role_row(entry, role)
-        if row["connected"]:
-            _control(entry, "restart", role, None)
-        generation = targets.role_row(entry, role)["generation"]
-        try:
+        connected = bool(targets.role_row(entry, role)["connected"])
+        with undisturbed(), _telling_the_broker(entry, role, connected):
+            if connected:
+                _control(entry, "restart", role, None)
+            generation = int(targets.role_row(entry, role)["generation"])
             targets.save_models(entry, role, changed)
             targets.replace_worker(manager, entry, role, generation)
-        except (Refusal, CommandFailure, OSError) as error:
-            _give_up(entry, role, row["connected"], error)
-    before = "the broker let its worker go" if row["connected"] else "its worker was away already"
+    before = "the broker let its worker go" if connected else "its worker was away already"
     line = (
         f"{role}: {before}, and one of generation {generation} was started; `orchestrate status` tells when it is there"
     )
@@ -96,14 +102,44 @@ def restart(options: argparse.Namespace) -> Answer:
 
 def _let_go(entry: Entry, role: str, changed: Mapping[str, str]) -> Answer:
     """The part of a restart that is ours where somebody else starts the workers."""
-    if targets.role_row(entry, role)["connected"]:
-        _control(entry, "restart", role, None)
-    targets.save_models(entry, role, changed)
-    generation = targets.role_row(entry, role)["generation"]
+    connected = bool(targets.role_row(entry, role)["connected"])
+    with undisturbed(), _telling_the_broker(entry, role, connected):
+        if connected:
+            _control(entry, "restart", role, None)
+        targets.save_models(entry, role, changed)
+        generation = int(targets.role_row(entry, role)["generation"])
     line = (
         f"{role}: the broker waits for a worker of generation {generation}, which whoever started the last one starts"
     )
     return Answer(_restarted(entry, role, generation), [line])
+
+
+@contextlib.contextmanager
+def _telling_the_broker(entry: Entry, role: str, connected: bool) -> Iterator[None]:
+    """Where the broker has let a worker go and there will be no other, tell it, and tell the person.
+
+    A command that the broker refused is no such case: nothing has happened then.
+    """
+    from agent_intercom.host.manager import ManagerError
+
+    try:
+        yield
+    except _Refused:
+        raise
+    except (Refusal, CommandFailure, ManagerError, OSError) as error:
+        text = f"no worker could be started for {role}: {_why(error)}"
+        hint = f"Mend that, then `orchestrate restart {entry.session} --role {role} --yes` again."
+        if not connected:
+            raise CommandFailure("startup_failed", text, hint) from error
+        try:
+            _control(entry, "restart_failed", role, None)
+        except (CommandFailure, Refusal) as failure:
+            hint = "The broker let the old one go and could not be told; `orchestrate status` tells what it knows."
+            raise CommandFailure("broker_uncertain", text, hint) from failure
+        hint += (
+            " The old one is gone, and the run is uncertain until the new one has its work (`orchestrate redeliver`)."
+        )
+        raise CommandFailure("startup_failed", text, hint) from error
 
 
 def controller(options: argparse.Namespace) -> NoReturn:
@@ -116,30 +152,14 @@ def role_registry(options: argparse.Namespace) -> NoReturn:
     raise CommandFailure("orchestration_error", "there are no custom roles", "Use the five built-in ones.")
 
 
-def _changed(options: argparse.Namespace) -> dict[str, str]:
-    given = {"provider": options.provider, "model": options.model, "thinking": options.thinking}
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def _give_up(entry: Entry, role: str, let_go: bool, error: Exception) -> NoReturn:
-    """There is no new worker. Where the broker has let the old one go, it must hear of that, and so must the person."""
-    text = f"no worker could be started for {role}: {_why(error)}"
-    hint = f"Mend that, then `orchestrate restart {entry.session} --role {role} --yes` again."
-    if not let_go:
-        raise CommandFailure("startup_failed", text, hint) from error
-    try:
-        _control(entry, "restart_failed", role, None)
-    except CommandFailure as failure:
-        hint = "The broker, which has let the old one go, could not be told; `orchestrate status` tells what it knows."
-        raise CommandFailure("broker_uncertain", text, hint) from failure
-    hint += " The old one is gone, and the run is uncertain until the new one has its work (`orchestrate redeliver`)."
-    raise CommandFailure("startup_failed", text, hint) from error
-
-
 def _why(error: Exception) -> str:
     if isinstance(error, OSError):
         return os.strerror(error.errno or 0)
     return str(error)
+
+
+class _Refused(CommandFailure):
+    """The broker did not take a command."""
 
 
 def _control(
@@ -151,7 +171,7 @@ def _control(
     delivery: str | None = None,
     message: str | None = None,
 ) -> ControlAnswer:
-    """Carry out one control command. Raises CommandFailure with the way out where it was not accepted."""
+    """Carry out one control command. Raises CommandFailure with the way out; `_Refused` where it was not accepted."""
     if command_id is not None and _HEX32.fullmatch(command_id) is None:
         raise usage("--command-id must be 32 hexadecimal digits in lower case", "Leave it out to have one made.")
     address = runtime.socket_path(runtime.runtime_dir(os.environ), entry.unit or "")
@@ -163,10 +183,10 @@ def _control(
     except Refusal as refusal:
         if refusal.code in (BROKER_REJECTED, Code.BROKER_UNCERTAIN):
             text, hint = explaining.refused(targets.overview(entry), action, role, refusal)
-            raise CommandFailure(refusal.code, text, hint) from refusal
+            raise _Refused(refusal.code, text, hint) from refusal
         if refusal.code == Code.BROKER_NOT_READY:
             hint = "The command was not accepted; `orchestrate doctor` tells more."
-            raise CommandFailure(refusal.code, refusal.text, hint) from refusal
+            raise _Refused(refusal.code, refusal.text, hint) from refusal
         raise
 
 

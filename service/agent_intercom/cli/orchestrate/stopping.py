@@ -6,49 +6,94 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from os import path
+from typing import NamedTuple
 
 from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate import targets, texts
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure
+from agent_intercom.cli.signals import undisturbed
 from agent_intercom.host.manager import Manager
-from agent_intercom.orchestration import hosting, rundir, runtime
+from agent_intercom.orchestration import hosting, rundir, runs, runtime, startup
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.orchestration.runs import Entry
+
+
+class _Target(NamedTuple):
+    """What is to end. `listens`: systemd listens for it, or did when it was looked for."""
+
+    session: str
+    directory: str
+    unit: str
+    listens: bool
 
 
 def stop(options: argparse.Namespace) -> Answer:
     """`stop`: end broker, socket and workers of a run, and see that nothing of it is left."""
-    entry = targets.live(options.session, None)
-    texts.refuse_unless(options.yes, f"stop ends every agent of {entry.session}")
+    target = _target(options.session, options.run)
+    texts.refuse_unless(options.yes, f"stop ends every agent of {target.session}")
     runtime_dir = runtime.runtime_dir(os.environ)
-    with targets.managing(Manager()) as manager, runtime.lock(runtime_dir):
-        end(manager, entry, runtime_dir)
+    with targets.managing(Manager()) as manager, runtime.lock(runtime_dir, target.session):
+        # Whoever had the lock may have ended it.
+        target = _target(target.session, path.basename(target.directory))
+        if not target.listens and not hosting.lingers(manager, target.unit):
+            raise Refusal(runs.NOT_LIVE, "the run does not live any more, and nothing of it is left", "session")
+        with undisturbed():
+            _end(manager, target, runtime_dir, options.program)
     data = {
-        "session": entry.session,
-        "run_id": entry.run_id,
+        "session": target.session,
+        "run_id": path.basename(target.directory),
         "stopped": True,
         "state_retained": True,
-        "paths": {"coordination": entry.directory},
+        "paths": {"coordination": target.directory},
         "registry_finalization": {"failed_roles": []},
     }
-    return Answer(
-        data,
-        [
-            f"{output.printable(entry.session)}: stopped, and no process of it is left",
-            f"Retained: {output.printable(entry.directory)} (`orchestrate prune` removes what is old)",
-        ],
-    )
+    lines = [
+        f"{output.printable(target.session)}: stopped, and no process of it is left",
+        f"Retained: {output.printable(target.directory)} (`{options.program} prune` removes what is old)",
+    ]
+    return Answer(data, lines)
 
 
-def end(manager: Manager, entry: Entry, runtime_dir: str) -> None:
-    """End a live run and forget what only a running one needs. Raises CommandFailure `stop_failed`."""
-    unit = entry.unit or ""
+def _target(session: str | None, run_id: str | None) -> _Target:
+    """The run that lives; else, of a session that is named, the newest that may have left something behind.
+
+    A manifest is not needed for it: what cannot be read can be ended all the same.
+    """
     try:
-        hosting.end(manager, unit, runtime_dir)
+        entry = runs.resolve(session, targets.here(), os.environ, True, run_id)
     except Refusal as refusal:
-        hint = f"`systemctl --user status {hosting.slice_unit(unit)}` shows them; then stop it again."
-        raise CommandFailure(refusal.code, refusal.text, hint) from refusal
-    runtime.remove(runtime_dir, unit)
+        found = None if session is None else _unlisted(session, run_id)
+        if found is None or refusal.code == runs.FOREIGN:
+            raise
+        return found
+    return _Target(entry.session, entry.directory, entry.unit or "", True)
+
+
+def _unlisted(session: str, run_id: str | None) -> _Target | None:
+    """A run of a session that cannot be resolved as one that lives."""
+    for live in runtime.live(runtime.runtime_dir(os.environ)):
+        directory, name = path.split(live.directory)
+        if path.basename(directory) == session and run_id in {None, name}:
+            return _Target(session, live.directory, live.unit, True)
     with contextlib.suppress(Refusal):
-        # The bodies that a run which never began would have begun with. `doctor` finds what is left.
-        rundir.delete_startup(entry.directory)
+        entry = runs.resolve(session, targets.here(), os.environ, False, run_id)
+        if entry.manifest.unit is not None:
+            return _Target(session, entry.directory, entry.manifest.unit, False)
+    return None
+
+
+def _end(manager: Manager, target: _Target, runtime_dir: str, program: str) -> None:
+    """End the run and forget what only a running one needs. Raises CommandFailure `stop_failed`."""
+    try:
+        hosting.end(manager, target.unit, runtime_dir)
+    except Refusal as refusal:
+        hint = f"`systemctl --user status {hosting.slice_unit(target.unit)}` shows them; then `{program} stop` again."
+        raise CommandFailure(refusal.code, refusal.text, hint) from refusal
+    runtime.remove(runtime_dir, target.unit)
+    try:
+        rundir.delete_startup(target.directory)
+    except Refusal as refusal:
+        if refusal.code != "run_gone":
+            text = f"the run was stopped, and its task could not be deleted: {refusal.text}"
+            hint = f"Delete {output.printable(path.join(target.directory, startup.NAME))}."
+            raise CommandFailure("stop_failed", text, hint) from refusal

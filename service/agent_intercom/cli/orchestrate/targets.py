@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import copy
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_intercom.cli.orchestrate.answer import CommandFailure, JsonObject, usage
-from agent_intercom.orchestration import harness, reader, rundir, runs, runtime, snapshot
+from agent_intercom.orchestration import harness, manifest, reader, rundir, runs, runtime, snapshot
+from agent_intercom.orchestration.config.shapes import name_fault
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.manifest import Manifest
 from agent_intercom.orchestration.runs import Entry
 
 if TYPE_CHECKING:
@@ -25,13 +29,26 @@ class _Wanted(NamedTuple):
     harness: str
 
 
+def here() -> str:
+    """The current directory; the root where it is gone, which is no project of any run."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
 def live(session: str | None, run_id: str | None, role: str | None = None) -> Entry:
     """The live run of a session, which has `role`. Raises Refusal, or CommandFailure for a role that it has not."""
-    entry = runs.resolve(session, os.getcwd(), os.environ, True, run_id)
+    entry = runs.resolve(session, here(), os.environ, True, run_id)
     if role is not None and role not in entry.manifest.roles:
         names = ", ".join(entry.manifest.roles)
         raise usage(f"the run has no {role}", f"It has {names}.")
     return entry
+
+
+def still_live(entry: Entry) -> Entry:
+    """The same run, read again. Raises Refusal `broker_not_live` where somebody has ended it meanwhile."""
+    return runs.resolve(entry.session, here(), os.environ, True, entry.run_id)
 
 
 def overview(entry: Entry) -> JsonObject | None:
@@ -64,15 +81,33 @@ def public_role(entry: Entry, role: str) -> JsonObject:
     return snapshot.role_object(role, entry.manifest.roles[role], snapshot.transport(entry.manifest))
 
 
+def changed_models(entry: Entry, role: str, options: argparse.Namespace) -> dict[str, str]:
+    """What the flags change of a role. Raises CommandFailure where the result is nothing that a run could have."""
+    given = {key: getattr(options, key) for key in ("provider", "model", "thinking")}
+    changed = {key: value for key, value in given.items() if value is not None}
+    for key in changed.keys() & {"provider", "model"}:
+        if fault := name_fault(changed[key]):
+            raise usage(f"--{key} {fault}")
+    trial = copy.deepcopy(entry.manifest)
+    _change(trial, role, changed)
+    if trial.version == manifest.VERSION:
+        manifest.encode(trial)
+    return changed
+
+
 def save_models(entry: Entry, role: str, changed: Mapping[str, str]) -> None:
     """Write a role's new provider, model or thinking level into the manifest."""
     if not changed:
         return
     run = rundir.open_run(entry.directory, writer=True)
-    for record in (run.manifest.roles[role], entry.manifest.roles[role]):
-        for key, value in changed.items():
-            setattr(record, key, value)
+    _change(run.manifest, role, changed)
+    _change(entry.manifest, role, changed)
     rundir.save_manifest(run)
+
+
+def _change(of: Manifest, role: str, changed: Mapping[str, str]) -> None:
+    for key, value in changed.items():
+        setattr(of.roles[role], key, value)
 
 
 def check_model(entry: Entry, role: str, provider: str, model: str) -> None:
@@ -113,4 +148,3 @@ def managing(manager: Manager) -> Iterator[Manager]:
         raise CommandFailure("startup_failed", str(error), hint) from error
     except ManagerError as error:
         raise CommandFailure("orchestration_error", str(error), "`orchestrate doctor` tells more.") from error
-

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.unit.orchcli import Home
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Home:
-    """A home of its own, with `orchestrate` as a function."""
-    return Home(tmp_path, monkeypatch, capfd)
+def home(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Home]:
+    """A home of its own, with `orchestrate` as a function. Its path is short enough for addresses of sockets."""
+    with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as directory:
+        yield Home(Path(directory), monkeypatch, capfd)

@@ -125,12 +125,11 @@ def test_the_schema_speaks_of_the_same_things_as_the_rest() -> None:
     assert get_args(model.Role) == contract.ROLES
     assert get_args(model.Specialist) == contract.SPECIALISTS
     assert set(get_args(model.Harness)) == harness.HARNESSES
-    assert get_args(model.Thinking) == packaged.THINKING
-    assert set(packaged.THINKING) == manifest.THINKING
+    assert get_args(model.Thinking) == contract.THINKING
     assert packaged.FLOWS == ("single", "phased")
     assert [*packaged.PROFILES] == ["thorough", "balanced", "economy"]
     assert all(tuple(levels) == contract.ROLES for levels in packaged.PROFILES.values())
-    assert all(level in packaged.THINKING for levels in packaged.PROFILES.values() for level in levels.values())
+    assert all(level in contract.THINKING for levels in packaged.PROFILES.values() for level in levels.values())
     assert tuple(packaged.MODELS) == contract.ROLES
 
 

@@ -62,7 +62,7 @@ def test_each_provider_is_asked_once_and_roles_keep_their_order() -> None:
 
 def test_without_an_environment_that_of_this_process_counts() -> None:
     pi = Pi((0, LIST))
-    assert check({"probe": Worker("p1", "b")}, run=pi)[0].available
+    assert check({"probe": Worker("p1", "b")}, "pi", run=pi)[0].available
     assert pi.calls[0][0][0] == "pi"
     assert "env" not in pi.calls[0][1]
 
@@ -72,7 +72,7 @@ def test_a_pair_counts_and_not_its_halves() -> None:
     assert parse("") == parse("p1 a") == parse("heading\nlonely\n") == frozenset()
     pi = Pi((0, LIST), (0, LIST), (0, LIST))
     roles = {"a": Worker("p2", "b"), "b": Worker("provider", "model"), "c": Worker("p", "1")}
-    assert [one.available for one in check(roles, run=pi)] == [False, False, False]
+    assert [one.available for one in check(roles, "pi", run=pi)] == [False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_pair_counts_and_not_its_halves() -> None:
     ],
 )
 def test_a_list_that_cannot_be_had(answer: Any, detail: str) -> None:
-    assert check({"probe": Worker("p", "m")}, run=Pi(answer)) == [ModelCheck("probe", "p", "m", False, detail)]
+    assert check({"probe": Worker("p", "m")}, "pi", run=Pi(answer)) == [ModelCheck("probe", "p", "m", False, detail)]
 
 
 def test_all_questions_share_one_patience() -> None:
     now = iter([0.0, 5.0, 21.0])
     pi = Pi((0, LIST))
     roles = {"a": Worker("p1", "a"), "b": Worker("p2", "a")}
-    found = check(roles, run=pi, clock=lambda: next(now))
+    found = check(roles, "pi", run=pi, clock=lambda: next(now))
     assert pi.calls[0][1]["timeout"] == models.TIMEOUT_S - 5
     assert [one.available for one in found] == [True, False]
     assert found[1].detail == "`pi` did not answer in time"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_intercom.orchestration import budget, manifest
+from agent_intercom.orchestration import budget, contract, manifest
 from agent_intercom.orchestration.config import packaged, shapes
 from agent_intercom.orchestration.config.plan import PACKAGED, Asked, Plan, plan
 from agent_intercom.orchestration.config.shapes import (
@@ -84,7 +84,7 @@ def test_the_packaged_profiles(profile: str, levels: list[str]) -> None:
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
-THINKING = st.sampled_from(packaged.THINKING)
+THINKING = st.sampled_from(contract.THINKING)
 PAIRS = st.one_of(st.none(), st.tuples(NAMES, NAMES))
 CHOICES = st.builds(
     lambda pair, thinking: Choice(provider=pair and f"p-{pair[0]}", model=pair and f"m-{pair[1]}", thinking=thinking),
@@ -97,7 +97,7 @@ FLAGS = st.dictionaries(
     st.fixed_dictionaries({}, optional={"provider": NAMES, "model": NAMES, "thinking": THINKING}),
 )
 PROFILES = st.none() | st.sampled_from(["thorough", "balanced", "economy", "fast"])
-FAST = {role: packaged.THINKING[index] for index, role in enumerate(ROLES)}
+FAST = {role: contract.THINKING[index] for index, role in enumerate(ROLES)}
 HARNESS = st.sampled_from(["pi", "external"])
 HARNESS_BY_ROLE = st.dictionaries(st.sampled_from(ROLES), HARNESS)
 PROJECTS = st.builds(

@@ -21,6 +21,9 @@ ROLES: Final = (IMPLEMENTER, REVIEWER, PROBE, PLAYWRIGHT, DJANGO)
 SPECIALISTS: Final = (PROBE, PLAYWRIGHT, DJANGO)
 """In the order in which they are decided on."""
 
+THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Levels of a model's thinking."""
+
 HEX32: Final = re.compile(r"[a-f0-9]{32}")
 RULE_ID: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
@@ -38,6 +41,9 @@ class Limits(NamedTuple):
 
 MAX_MESSAGE_UNITS: Final = 32_768
 """UTF-16 units that a worker bridge takes in one delivery."""
+
+MAX_TEXT: Final = 65_536
+"""Bytes of a task or message as a person hands it over."""
 
 MAX_CAPSULE: Final = 12_288
 MAX_RUN_STATE: Final = 16_384

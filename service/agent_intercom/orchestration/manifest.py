@@ -32,11 +32,11 @@ MAX_BYTES: Final = 65_536
 UNIT_ID: Final = re.compile(r"[a-z0-9]{1,32}")
 """The opaque id of a run, which names its units."""
 
-THINKING: Final = frozenset({"off", "minimal", "low", "medium", "high", "xhigh", "max"})
 TRANSPORTS: Final = frozenset({"tui", "rpc"})
 READ_ONLY_TOOLS: Final = "read,bash,grep,find,ls"
 _PACKAGED_PROFILES: Final = frozenset({"thorough", "balanced", "economy"})
 _SOURCES: Final = frozenset({"per-run", "project", "user-global", "packaged-default"})
+_THINKING: Final = frozenset(contract.THINKING)
 _FLOWS: Final = frozenset({contract.Flow.SINGLE, contract.Flow.PHASED})
 _PROFILE_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _PANE: Final = re.compile(r"%[0-9]+")
@@ -295,7 +295,7 @@ def _role(name: str, record: Any, version: int, coord: str) -> RoleRecord:
         _refuse(field)
     for key in ("provider", "model"):
         _require(_text(record[key], 256), f"{field}.{key}")
-    _require(_one_of(record["thinking"], THINKING), f"{field}.thinking")
+    _require(_one_of(record["thinking"], _THINKING), f"{field}.thinking")
     if name in contract.ROLES:
         tools = None if name == contract.IMPLEMENTER else READ_ONLY_TOOLS
         _require(record["tools"] == tools, f"{field}.tools")

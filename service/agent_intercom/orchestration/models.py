@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from agent_intercom.orchestration import harness
+from agent_intercom.orchestration.errors import Refusal
 
 TIMEOUT_S: Final = 20.0
 """For all questions together: whoever called waits, and what calls the caller waits for thirty seconds."""
-
-PI: Final = "pi"
-"""The program, where nobody says which."""
 
 
 class Worker(Protocol):
@@ -43,7 +41,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def check(
     roles: Mapping[str, Worker],
-    program: str = PI,
+    program: str,
     environ: Mapping[str, str] | None = None,
     run: Run = subprocess.run,
     clock: Callable[[], float] = time.monotonic,
@@ -71,6 +69,14 @@ def check(
         else:
             answers.append(ModelCheck(role, provider, model, False, f"`{program}` does not list {provider}/{model}"))
     return answers
+
+
+def require(roles: Mapping[str, Worker], program: str, environ: Mapping[str, str] | None = None) -> None:
+    """The same, for what cannot go on without. Raises Refusal `model_unavailable` for the first that is not there."""
+    for found in check(roles, program, environ):
+        if found.available is False:
+            text = f"{found.role} model unavailable: {found.detail}; choose another, or say --skip-model-check"
+            raise Refusal("model_unavailable", text, found.role)
 
 
 def parse(output: str) -> frozenset[tuple[str, str]]:

@@ -17,7 +17,6 @@ from agent_intercom.orchestration import places
 from agent_intercom.orchestration.errors import Refusal
 
 NAME: Final = "pi-tmux-orchestrator"
-CALLED_AS_ENVIRONMENT: Final = "AGENT_INTERCOM_CALLED_AS"
 PACKAGE_ENVIRONMENT: Final = "AGENT_INTERCOM_PI_PACKAGE"
 BRIDGE: Final = path.join("extensions", "orchestrator-worker.js")
 USAGE_SINCE: Final = (0, 9)

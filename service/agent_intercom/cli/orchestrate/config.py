@@ -11,7 +11,8 @@ from os import path
 from typing import Any, NamedTuple
 
 from agent_intercom.cli import output
-from agent_intercom.cli.orchestrate.answer import ERROR, Answer, JsonObject, usage
+from agent_intercom.cli.orchestrate.answer import ERROR, Answer, JsonObject
+from agent_intercom.cli.orchestrate.preparing import project_of
 from agent_intercom.orchestration import places
 from agent_intercom.orchestration.config.load import Examined, examine
 from agent_intercom.orchestration.config.plan import PACKAGED, Asked, Plan, Source, custom_roles, plan, thresholds
@@ -29,7 +30,7 @@ class Setting(NamedTuple):
 
 def check(options: argparse.Namespace) -> Answer:
     """`config check`: every fault of the files and variables that count for a project."""
-    project = _project(options.project)
+    project = project_of(options.project)
     found, problems = _examined(project)
     if problems:
         return _failed(found, problems)
@@ -42,19 +43,12 @@ def check(options: argparse.Namespace) -> Answer:
 
 def show(options: argparse.Namespace) -> Answer:
     """`config show`: every setting as a start in a project would use it. With faults there is nothing to show."""
-    project = _project(options.project)
+    project = project_of(options.project)
     found, problems = _examined(project)
     if problems:
         return _failed(found, problems)
     settings = _settings(found.configuration, project)
     return Answer(_data(found, settings, []), _lines(found, settings, project))
-
-
-def _project(directory: str | None) -> str:
-    project = path.realpath(directory or os.getcwd())
-    if not path.isdir(project):
-        raise usage("--project is not a directory that is there")
-    return project
 
 
 def _examined(project: str) -> tuple[Examined, list[Problem]]:

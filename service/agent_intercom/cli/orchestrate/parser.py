@@ -10,11 +10,10 @@ from typing import Final, NoReturn, TypeAlias
 
 from agent_intercom.cli.formatting import Formatter
 from agent_intercom.cli.orchestrate.answer import MEANINGS, Answer, usage
+from agent_intercom.orchestration.contract import ROLES, THINKING
 
 Command: TypeAlias = Callable[[argparse.Namespace], Answer | int]
 
-ROLES: Final = ("implementer", "reviewer", "probe", "playwright", "django")
-THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
 DESCRIPTION: Final = "Put agents to work as a team: start, watch, steer and inspect runs."
 COMMANDS: Final = (
     "start",

@@ -7,16 +7,16 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.cli.orchestrate import texts
-from agent_intercom.cli.orchestrate.answer import CommandFailure, usage
-from agent_intercom.orchestration import environment, harness, models, pipackage, places, rundir, runs
+from agent_intercom.cli.orchestrate.answer import ERROR, CommandFailure, usage
+from agent_intercom.orchestration import environment, harness, models, pipackage, places, rundir, runs, runtime, tmux
 from agent_intercom.orchestration.config.load import load
-from agent_intercom.orchestration.config.plan import Asked, Plan, plan
-from agent_intercom.orchestration.contract import ROLES, SPECIALISTS
+from agent_intercom.orchestration.config.plan import Asked, Plan, check_flags, plan
+from agent_intercom.orchestration.contract import MAX_CAPSULE, ROLES, SPECIALISTS
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import MAX_SKILLS, Manifest, Skill, read_skill
 from agent_intercom.wire.clock import system_now
@@ -52,36 +52,49 @@ class Prepared(NamedTuple):
     called_as: str
 
 
+class _Said(NamedTuple):
+    """What the flags of one start say, with the files that they name read. The three mappings are by role."""
+
+    session: str
+    asked: Asked
+    task: str
+    capsule: str | None
+    tasks: Mapping[str, str]
+    context: Mapping[str, str]
+    skills: Mapping[str, Sequence[Skill]]
+
+
 def prepare(options: argparse.Namespace) -> Prepared:
-    """Check everything that can be checked without making anything. Raises CommandFailure or Refusal."""
-    _refuse_custom_roles(options)
-    project = project_of(options.project)
-    made = plan(load(os.environ, project), _asked(options, project))
-    session = options.session or runs.default_session(project)
-    refuse_collision(session, options.program)
+    """Check everything that can be checked without making anything. Raises CommandFailure or Refusal.
+
+    What a person has typed is looked at first, then what the settings say, and then the machine.
+    """
+    said = _said(options)
+    made = plan(load(os.environ, said.asked.project), said.asked)
     given = environment.choose(os.environ, made.passed, made.dropped)
     scope = environment.scope(os.environ)
+    spec = _spec(options, said, made)
+    run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    root = places.state_root(os.environ)
+    manifest = rundir.check(root, said.session, run_id, spec, system_now())
+    _check_runtime_directory(spec.unit)
+    refuse_collision(said.session, options.program)
     package = pipackage.find(os.environ, made.pi_bridge or "")
     programs = _programs(made, given, package)
     if not options.skip_model_check:
-        _check_models(made, programs, given)
-    run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
-    spec = _spec(options, project, made)
-    root = places.state_root(os.environ)
-    try:
-        manifest = rundir.check(root, session, run_id, spec, system_now())
-    except Refusal as refusal:
-        if refusal.code == "session_invalid":
-            hint = "Use letters, digits, dots, dashes and underscores."
-            raise usage("--session is not a name that a session can have", hint) from refusal
-        raise
+        models.require(made.roles, programs.get(harness.PROGRAM, made.pi_command), given)
     report_usage = package is not None and package.observer_report_usage
-    return Prepared(root, session, run_id, spec, manifest, made, given, scope, programs, report_usage, options.program)
+    return Prepared(
+        root, said.session, run_id, spec, manifest, made, given, scope, programs, report_usage, options.program
+    )
 
 
 def project_of(directory: str | None) -> str:
-    """The canonical path of a project. Raises CommandFailure `invalid_arguments`."""
-    project = path.realpath(directory or os.getcwd())
+    """The canonical path of a project, by default the current directory. Raises CommandFailure `invalid_arguments`."""
+    try:
+        project = path.realpath(directory or os.getcwd())
+    except FileNotFoundError as error:
+        raise usage("this directory is gone", "Say --project.") from error
     if not path.isdir(project):
         raise usage("--project is not a directory that is there")
     return project
@@ -100,15 +113,47 @@ def refuse_collision(session: str, program: str) -> None:
     if unreadable := next((issue for issue in live.issues if issue.name == session), None):
         text = f"a run of the session {session} is going on, and it cannot be read: {unreadable.text}"
         raise CommandFailure("session_collision", text, f"`{program} doctor` tells more; {another}")
-    if session in runs.tmux_runs(os.environ).values():
+    if session in tmux.hosted(os.environ).values():
         raise CommandFailure("session_collision", f"a run of the session {session} is going on in tmux", another)
 
 
-def _refuse_custom_roles(options: argparse.Namespace) -> None:
+def needs_pi(made: Plan) -> bool:
+    """Whether a run has a worker that is Pi."""
+    return any(chosen.harness == harness.PI for chosen in made.roles.values())
+
+
+def pi_program(made: Plan, given: Mapping[str, str]) -> str | None:
+    """The absolute path of Pi, as workers find it; None where it is not there. `given` is their environment."""
+    found = shutil.which(made.pi_command, path=given.get("PATH", ""))
+    return path.abspath(found) if found else None
+
+
+def _said(options: argparse.Namespace) -> _Said:
+    """Raises CommandFailure `invalid_arguments`, or Refusal for what a flag cannot say."""
     if options.custom_role or options.role_registry:
         raise usage(
             "there are no custom roles", "Use the built-in ones: --with-probe, --with-playwright, --with-django-expert."
         )
+    project = project_of(options.project)
+    session = options.session or runs.default_session(project)
+    if runs.NAME.fullmatch(session) is None or session in {".", ".."}:
+        hint = "Use letters, digits, dots, dashes and underscores."
+        raise usage("--session is not a name that a session can have", hint)
+    asked = _asked(options, project)
+    check_flags(asked)
+    context = dict(texts.pairs("worker-context", options.worker_context, ROLES))
+    task = texts.given("Task", "task", options.task, options.task_file)
+    if task is None:
+        raise usage("there is no task", "Say it with --task or --task-file.")
+    capsule = texts.given(
+        "Context capsule", "context-capsule", options.context_capsule, options.context_capsule_file, MAX_CAPSULE
+    )
+    tasks = {}
+    for role in SPECIALISTS:
+        text, file = getattr(options, f"{role}_task"), getattr(options, f"{role}_task_file")
+        if (own := texts.given(f"{role.capitalize()} task", f"{role}-task", text, file)) is not None:
+            tasks[role] = own
+    return _Said(session, asked, task, capsule, tasks, context, _skills(options.worker_skill))
 
 
 def _asked(options: argparse.Namespace, project: str) -> Asked:
@@ -133,14 +178,13 @@ def _asked(options: argparse.Namespace, project: str) -> Asked:
     )
 
 
-def _spec(options: argparse.Namespace, project: str, made: Plan) -> rundir.RunSpec:
-    skills = _skills(options.worker_skill, made)
-    context = dict(texts.pairs("worker-context", options.worker_context, ROLES))
-    if absent := context.keys() - made.roles.keys():
-        raise usage(f"--worker-context: the run has no {min(absent)}")
+def _spec(options: argparse.Namespace, said: _Said, made: Plan) -> rundir.RunSpec:
+    for flag, by_role in (("--worker-context", said.context), ("--worker-skill", said.skills)):
+        if absent := by_role.keys() - made.roles.keys():
+            raise usage(f"{flag}: the run has no {min(absent)}")
     return rundir.RunSpec(
         unit=os.urandom(8).hex(),
-        project=project,
+        project=said.asked.project,
         approve_project=options.approve_project,
         transport="rpc",
         execution_profile=made.profile,
@@ -151,7 +195,7 @@ def _spec(options: argparse.Namespace, project: str, made: Plan) -> rundir.RunSp
                 provider=chosen.provider,
                 model=chosen.model,
                 thinking=chosen.thinking,
-                skills=skills.get(role, ()),
+                skills=said.skills.get(role, ()),
                 harness=chosen.harness,
             )
             for role, chosen in made.roles.items()
@@ -160,42 +204,34 @@ def _spec(options: argparse.Namespace, project: str, made: Plan) -> rundir.RunSp
         forced_specialists=made.forced,
         budget_policy=made.budget_policy,
         max_repair_rounds=made.max_repair_rounds,
-        worker_context=context,
-        startup=_startup(options, project, made),
+        worker_context=said.context,
+        startup=_startup(options, said, made),
     )
 
 
-def _startup(options: argparse.Namespace, project: str, made: Plan) -> rundir.Startup:
-    task = texts.given("Task", "task", options.task, options.task_file)
-    if task is None:
-        raise usage("there is no task", "Say it with --task or --task-file.")
-    capsule = texts.given(
-        "Context capsule", "context-capsule", options.context_capsule, options.context_capsule_file, texts.MAX_CAPSULE
-    )
+def _startup(options: argparse.Namespace, said: _Said, made: Plan) -> rundir.Startup:
     tasks = {}
     for role in SPECIALISTS:
-        text, file = getattr(options, f"{role}_task"), getattr(options, f"{role}_task_file")
-        own = texts.given(f"{role.capitalize()} task", f"{role}-task", text, file)
-        if own is not None and role not in made.roles:
+        if role in made.roles:
+            tasks[role] = said.tasks.get(role) or f"{DEFAULT_TASKS[role]}\n"
+        elif role in said.tasks:
             flag = "django-expert" if role == "django" else role
             raise usage(f"--{role}-task requires --with-{flag}")
-        if role in made.roles:
-            tasks[role] = own or f"{DEFAULT_TASKS[role]}\n"
     workspace_capsule = None
     if made.workspace_capsule:
         from agent_intercom.orchestration import workspace
 
-        workspace_capsule = workspace.build(project, options.workspace_relevant_path)
+        workspace_capsule = workspace.build(said.asked.project, options.workspace_relevant_path)
     elif options.workspace_relevant_path:
         raise usage("--workspace-relevant-path requires --workspace-capsule")
-    return rundir.Startup(task=task, role_tasks=tasks, context_capsule=capsule, workspace_capsule=workspace_capsule)
+    return rundir.Startup(
+        task=said.task, role_tasks=tasks, context_capsule=said.capsule, workspace_capsule=workspace_capsule
+    )
 
 
-def _skills(values: list[str], made: Plan) -> dict[str, list[Skill]]:
+def _skills(values: list[str]) -> dict[str, list[Skill]]:
     found: dict[str, list[Skill]] = {}
     for role, name in texts.pairs("worker-skill", values, ROLES):
-        if role not in made.roles:
-            raise usage(f"--worker-skill: the run has no {role}")
         skills = found.setdefault(role, [])
         name = path.realpath(name)
         if len(skills) >= MAX_SKILLS:
@@ -209,11 +245,24 @@ def _skills(values: list[str], made: Plan) -> dict[str, list[Skill]]:
     return found
 
 
+def _check_runtime_directory(unit: str) -> None:
+    """What the address of the run `unit` is to be in. Raises CommandFailure `orchestration_error`."""
+    hint = "Log in through systemd-logind, or set it to /run/user/UID."
+    try:
+        directory = runtime.runtime_dir(os.environ)
+    except Refusal as refusal:
+        raise CommandFailure(ERROR, refusal.text, hint) from refusal
+    if not path.isdir(directory) or not os.access(directory, os.W_OK | os.X_OK):
+        raise CommandFailure(ERROR, "XDG_RUNTIME_DIR names no directory of yours", hint)
+    if len(os.fsencode(runtime.socket_path(directory, unit))) > runtime.MAX_SOCKET_PATH:
+        raise CommandFailure(ERROR, "XDG_RUNTIME_DIR is too long for the address of a socket", hint)
+
+
 def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage | None) -> dict[str, str]:
     """The absolute paths of what the harnesses of the run need. Raises CommandFailure `missing_prerequisite`."""
-    if not any(chosen.harness == harness.PI for chosen in made.roles.values()):
+    if not needs_pi(made):
         return {}
-    program = shutil.which(made.pi_command, path=given.get("PATH", ""))
+    program = pi_program(made, given)
     if program is None:
         hint = (
             "Install Pi, or name it in orchestrate.toml ([harness.pi] command), or start workers yourself (--harness)."
@@ -225,11 +274,4 @@ def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage
             "([harness.pi] bridge)."
         )
         raise CommandFailure("missing_prerequisite", "the worker bridge of Pi is not there", hint)
-    return {harness.PROGRAM: path.abspath(program), harness.BRIDGE: package.bridge}
-
-
-def _check_models(made: Plan, programs: Mapping[str, str], given: Mapping[str, str]) -> None:
-    for found in models.check(made.roles, programs.get(harness.PROGRAM, harness.PROGRAM), given):
-        if found.available is False:
-            hint = "Choose another, or say --skip-model-check."
-            raise CommandFailure("orchestration_error", f"{found.role} model unavailable: {found.detail}", hint)
+    return {harness.PROGRAM: program, harness.BRIDGE: package.bridge}

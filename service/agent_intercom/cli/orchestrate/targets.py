@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_intercom.cli.orchestrate.answer import CommandFailure, JsonObject, usage
 from agent_intercom.orchestration import harness, manifest, reader, rundir, runs, runtime, snapshot
+from agent_intercom.orchestration.config.packaged import PI_COMMAND
 from agent_intercom.orchestration.config.shapes import name_fault
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Manifest
@@ -111,16 +112,12 @@ def _change(of: Manifest, role: str, changed: Mapping[str, str]) -> None:
 
 
 def check_model(entry: Entry, role: str, provider: str, model: str) -> None:
-    """Raises CommandFailure where the harness of a role does not know a model (section 10.4)."""
+    """Raises Refusal where the harness of a role does not know a model (section 10.4)."""
     from agent_intercom.orchestration import models
 
     place = runtime.read(runtime.runtime_dir(os.environ), entry.unit or "")
     wanted = _Wanted(provider, model, harness_of(entry, role))
-    program = place.programs.get(harness.PROGRAM, harness.PROGRAM)
-    for found in models.check({role: wanted}, program, place.environment):
-        if found.available is False:
-            hint = "Choose another, or say --skip-model-check."
-            raise CommandFailure("orchestration_error", f"{role} model unavailable: {found.detail}", hint)
+    models.require({role: wanted}, place.programs.get(harness.PROGRAM, PI_COMMAND), place.environment)
 
 
 def replace_worker(manager: Manager, entry: Entry, role: str, generation: int) -> None:

@@ -8,9 +8,8 @@ import sys
 from typing import Final
 
 from agent_intercom.cli.orchestrate.answer import CommandFailure, usage
+from agent_intercom.orchestration.contract import MAX_TEXT
 
-MAX_TEXT: Final = 65_536
-MAX_CAPSULE: Final = 12_288
 STDIN: Final = "-"
 
 

@@ -30,9 +30,6 @@ FLOWS: Final = (Flow.SINGLE, Flow.PHASED)
 
 HARNESS: Final = harness.PI
 
-THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
-
 PI_COMMAND: Final = "pi"
 KEEP_DAYS: Final = 30
 KEEP_RUNS: Final = 200
-MAX_REPAIR_ROUNDS: Final = 1_000_000

@@ -8,6 +8,7 @@ Raises Refusal: `config_invalid` for what a file or a variable says, `invalid_ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from agent_intercom.orchestration import activation, budget, contract, harness, 
 from agent_intercom.orchestration.config import packaged
 from agent_intercom.orchestration.config.shapes import (
     INVALID,
+    ORCHESTRATE,
     ORIGINAL_MODELS,
     PROFILE_VARIABLE,
     Choice,
@@ -27,6 +29,7 @@ from agent_intercom.orchestration.config.shapes import (
     name_fault,
 )
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.policies import MAX_REPAIR_ROUNDS
 
 CONFIG_VERSION: Final = 4
 """The schema of this loader, as manifests record it; the version of the file may be another."""
@@ -129,7 +132,7 @@ def plan(configuration: Configuration, asked: Asked) -> Plan:
     project = matched or Project(key="", directory="")
     if asked.project_custom_roles and (problem := custom_roles(models, asked.project)) is not None:
         raise problem.refusal()
-    _check_flags(asked)
+    check_flags(asked)
     profile, thinking, profile_source = _profile(configuration, project, asked)
     specialists, specialists_source = _specialists(models, project, asked)
     flow, flow_source = _first(
@@ -153,7 +156,7 @@ def plan(configuration: Configuration, asked: Asked) -> Plan:
         workspace_capsule=capsule,
         max_repair_rounds=asked.max_repair_rounds,
         project_config=_project_config(matched),
-        orchestration_config=manifest.OrchestrationConfig(models.file, CONFIG_VERSION),
+        orchestration_config=manifest.OrchestrationConfig(_config_file(configuration), CONFIG_VERSION),
         budget_policy=policy,
         sources={
             "profile": profile_source,
@@ -195,6 +198,13 @@ def file_key(models: Models, name: str) -> str:
         first, *rest = name.split("_")
         return first + "".join(part.capitalize() for part in rest)
     return name
+
+
+def _config_file(configuration: Configuration) -> str:
+    """The file that a run is configured by: that of the models, or ours where it is there and the other is not."""
+    present = {file.kind for file in configuration.files if file.present}
+    ours = ORCHESTRATE in present and ORIGINAL_MODELS not in present
+    return configuration.own_file if ours else configuration.models.file
 
 
 def _profile(
@@ -314,13 +324,9 @@ def _budget(configuration: Configuration, asked: Asked) -> tuple[budget.Policy, 
     layers = [(budget.PACKAGED, PACKAGED)]
     if found.policy is not None:
         layers.append((found.policy, Source("user", found.file, found.key)))
-    try:
-        flags = budget.overrides(asked.budget_overrides, asked.budget_enforcement)
-        layers.append((flags, Source("flag")))
+    layers.append((_budget_flags(asked), Source("flag")))
+    with _of_a_budget_flag():
         merged = budget.merge(*(policy for policy, _ in layers))
-    except Refusal as error:
-        flag = "--budget-enforcement" if error.field == "enforcement" else "--budget-override"
-        raise Refusal(INVALID_ARGUMENTS, error.text, flag) from error
     sources: dict[str, Source] = {}
     for policy, source in layers:
         if policy.enforcement is not None:
@@ -328,6 +334,20 @@ def _budget(configuration: Configuration, asked: Asked) -> tuple[budget.Policy, 
         for key, _ in thresholds(policy):
             sources[f"budget.{key}"] = _at(source, key, f"--budget-override {key}")
     return merged, sources
+
+
+def _budget_flags(asked: Asked) -> budget.Policy:
+    with _of_a_budget_flag():
+        return budget.overrides(asked.budget_overrides, asked.budget_enforcement)
+
+
+@contextmanager
+def _of_a_budget_flag() -> Iterator[None]:
+    try:
+        yield
+    except Refusal as error:
+        flag = "--budget-enforcement" if error.field == "enforcement" else "--budget-override"
+        raise Refusal(INVALID_ARGUMENTS, error.text, flag) from error
 
 
 def thresholds(policy: budget.Policy) -> Iterator[tuple[str, budget.Number | None]]:
@@ -359,8 +379,11 @@ def _project_config(project: Project | None) -> manifest.ProjectConfig:
     )
 
 
-def _check_flags(asked: Asked) -> None:
-    """Refuse what a flag cannot say. What a parser has already refused does not come here."""
+def check_flags(asked: Asked) -> None:
+    """Refuse what a flag cannot say, whatever is configured; what a parser has already refused does not come here.
+
+    Raises Refusal `invalid_arguments`.
+    """
     for role, fields in asked.models.items():
         _one_of(role, contract.ROLES, "--ROLE-model")
         for key, value in fields.items():
@@ -368,7 +391,7 @@ def _check_flags(asked: Asked) -> None:
             if value is None:
                 continue
             if key == "thinking":
-                _one_of(value, packaged.THINKING, flag)
+                _one_of(value, contract.THINKING, flag)
             elif (fault := name_fault(value)) is not None:
                 raise Refusal(INVALID_ARGUMENTS, f"{flag} {fault}", flag)
     for role, name in asked.harness.items():
@@ -379,9 +402,10 @@ def _check_flags(asked: Asked) -> None:
     for role in asked.specialists:
         _one_of(role, contract.SPECIALISTS, "--with-SPECIALIST")
     rounds = asked.max_repair_rounds
-    if rounds is not None and not 0 <= rounds <= packaged.MAX_REPAIR_ROUNDS:
-        text = f"--max-repair-rounds must be from 0 to {packaged.MAX_REPAIR_ROUNDS}"
+    if rounds is not None and not 0 <= rounds <= MAX_REPAIR_ROUNDS:
+        text = f"--max-repair-rounds must be from 0 to {MAX_REPAIR_ROUNDS}"
         raise Refusal(INVALID_ARGUMENTS, text, "--max-repair-rounds")
+    _budget_flags(asked)
 
 
 def _one_of(value: str, allowed: Iterable[str], flag: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,36 @@ RUNTIME = "/run/user/{uid}/agent-intercom/run"
 SCOPE = "scope-canary-0123456789abcdef"
 SECRET = "key-canary-0123456789abcdef"
 
-# What stands for Pi: it tells what it was given, and stays, deaf to everything that can be refused.
+# What stands for Pi: it tells what it was given, says hello, acknowledges what it is sent, and stays, deaf to SIGTERM.
 _PI = """\
 #!/usr/bin/python3 -I
-import json, os, signal, sys, time
+import json, os, signal, socket, struct, sys, time
 if "--list-models" in sys.argv:
     print("provider model")
     print("p m")
     sys.exit()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-role = os.environ["PI_TMUX_ORCHESTRATOR_ROLE"]
-generation = os.environ["PI_TMUX_ORCHESTRATOR_GENERATION"]
-os.makedirs("/home/alice/seen", exist_ok=True)
+role, token, address, generation = (
+    os.environ[f"PI_TMUX_ORCHESTRATOR_{name}"] for name in ("ROLE", "TOKEN", "SOCKET", "GENERATION")
+)
 with open(f"/home/alice/seen/.{role}", "w") as file:
     json.dump({"argv": sys.argv[1:], "environ": dict(os.environ), "cwd": os.getcwd(), "pid": os.getpid()}, file)
 os.rename(f"/home/alice/seen/.{role}", f"/home/alice/seen/{role}-{generation}")
+line = socket.socket(socket.AF_UNIX)
+line.connect(address)
+reader = line.makefile("rb")
+def send(kind, **keys):
+    frame = {"version": 1, "type": kind, "role": role, "token": token, "id": os.urandom(16).hex(), **keys}
+    data = json.dumps(frame).encode()
+    line.sendall(struct.pack(">I", len(data)) + data)
+if os.path.exists("/home/alice/bin/mute"):
+    time.sleep(3600)
+send("hello", generation=int(generation))
+send("lifecycle", state="idle", usage=None)
+while head := reader.read(4):
+    frame = json.loads(reader.read(struct.unpack(">I", head)[0]))
+    if frame["type"] in ("context", "assignment"):
+        send("ack", delivery_id=frame["id"], status="accepted")
 while True:
     time.sleep(3600)
 """
@@ -93,7 +109,7 @@ def line(bed: Any) -> Iterator[Line]:
     home = bed.root / "home/alice"
     (home / "project").mkdir(exist_ok=True)
     (home / "bin").mkdir(exist_ok=True)
-    bed.run("rm -rf /home/alice/seen && mkdir -m 777 /home/alice/seen")
+    bed.run("rm -rf /home/alice/seen /home/alice/bin/mute && mkdir -m 777 /home/alice/seen")
     (home / "bin/pi").write_text(_PI)
     (home / "bin/pi").chmod(0o755)
     bridge = home / "orchestrator-worker.js"
@@ -123,13 +139,22 @@ def test_start_makes_a_run_that_listens_and_stop_leaves_nothing_of_it(line: Line
     assert [(one["session"], one["project"]) for one in listed] == [("pi-project-agents", PROJECT)]
 
     told = line.json("stop", "--yes")
-    assert told["stopped"] is True and told["state_retained"] is True
+    assert told == {
+        "session": "pi-project-agents",
+        "run_id": data["run_id"],
+        "stopped": True,
+        "state_retained": True,
+        "paths": {"coordination": directory},
+        "registry_finalization": {"failed_roles": []},
+    }
     assert line.states() == ""
     left = line.files()
     assert f"{directory}/manifest.json" in left and f"{directory}/startup.json" not in left
     assert not any(f"/{unit}" in name for name in left)
     assert line.json("list")["sessions"] == []
     # Nothing comes back by being connected to or asked.
+    with socket.socket(socket.AF_UNIX) as caller, pytest.raises(FileNotFoundError):
+        caller.connect(f"{line.bed.root}{data['paths']['observer_socket']}")
     assert line.error("send", "pi-project-agents", "--role", "reviewer", "--message", "x")["code"] == "broker_not_live"
     assert line.states() == ""
 
@@ -170,10 +195,10 @@ def test_a_start_that_fails_takes_back_exactly_what_it_made(line: Line, fault: s
         words = EXTERNAL
     try:
         error = line.error("start", "--task", "Do it.", *words)
-        assert error["code"] in {"startup_failed", "orchestration_error"}, error
+        assert error["code"] == ("orchestration_error" if fault == "no-room" else "startup_failed"), error
         assert line.states() == ""
-        assert line.files() - before <= {RUNTIME.format(uid=line.uid), f"{RUNTIME.format(uid=line.uid)}/.lock",
-                                         f"/run/user/{line.uid}/agent-intercom"}  # fmt: skip
+        left = {path for path in line.files() - before if "/.lock" not in path}
+        assert left <= {RUNTIME.format(uid=line.uid), f"/run/user/{line.uid}/agent-intercom"}
     finally:
         bed.run(undo)
         bed.as_user("alice", "systemctl --user daemon-reload")
@@ -214,21 +239,148 @@ def test_stop_ends_workers_that_do_not_want_to(line: Line) -> None:
         assert not os.path.exists(f"{line.bed.root}/proc/{pid}")
 
 
-def test_restart_replaces_a_worker_that_is_away(line: Line) -> None:
+RESTART = ("restart", "pi-project-agents", "--role", "reviewer", "--yes")
+
+
+def connected(line: Line) -> dict[str, Any]:
+    """The run's roles as its broker has them, once every worker is there."""
+
+    def there() -> Any:
+        rows = {row["role"]: row for row in line.json("status")["broker"]["roles"]}
+        return rows if all(row["connected"] for row in rows.values()) else None
+
+    rows: dict[str, Any] = until(there, "every worker")
+    return rows
+
+
+def test_restart_replaces_a_worker_once_the_broker_has_agreed(line: Line) -> None:
     data = line.start()
+    connected(line)
+    first = line.seen("reviewer", 1)
+    told = line.json(*RESTART, "--provider", "p", "--model", "m", "--thinking", "max")
+    assert told.keys() == {"session", "role", "restarted", "generation"}
+    assert told["restarted"] is True and told["generation"] == 2
+    assert told["role"] == {
+        "name": "reviewer",
+        "transport": "rpc",
+        "provider": "p",
+        "model": "m",
+        "thinking": "max",
+        "tool_policy": "workflow-read-only-with-bash",
+    }
+    second = line.seen("reviewer", 2)
+    assert second["argv"][second["argv"].index("--thinking") + 1] == "max"
+    assert not os.path.exists(f"{line.bed.root}/proc/{first['pid']}")
+    assert connected(line)["reviewer"]["generation"] == 2
+    states = line.states()
+    assert "reviewer-g2.service" in states and "reviewer-g1.service" not in states
+    manifest = json.loads(Path(line.bed.root, data["paths"]["coordination"][1:], "manifest.json").read_text())
+    assert manifest["roles"]["reviewer"]["thinking"] == "max"
+
+
+def test_restart_starts_a_worker_that_is_away_again(line: Line) -> None:
+    (line.bed.root / "home/alice/bin/mute").touch()
+    line.start()
     first = line.seen("reviewer", 1)
     line.bed.run("rm /home/alice/seen/reviewer-1")
-    restart = ("restart", "pi-project-agents", "--role", "reviewer", "--yes")
-    told = line.json(*restart, "--provider", "p", "--model", "m", "--thinking", "max")
-    assert told["restarted"] is True and told["role"]["thinking"] == "max"
+    assert line.json(*RESTART, "--thinking", "max")["generation"] == 1
     second = line.seen("reviewer", 1)
     assert second["pid"] != first["pid"] and second["argv"][second["argv"].index("--thinking") + 1] == "max"
     assert not os.path.exists(f"{line.bed.root}/proc/{first['pid']}")
-    manifest = json.loads(Path(line.bed.root, data["paths"]["coordination"][1:], "manifest.json").read_text())
-    assert manifest["roles"]["reviewer"]["thinking"] == "max"
-    error = line.error(*restart, "--provider", "p", "--model", "z")
-    assert error["code"] == "orchestration_error" and "reviewer model unavailable" in error["message"]
-    assert line.seen("reviewer", 1)["pid"] == second["pid"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--provider", "p", "--model", "z"), "reviewer model unavailable"),
+        (("--provider", "", "--model", "", "--skip-model-check"), "--provider"),
+        (("--provider=--extension", "--model=/tmp/x.js", "--skip-model-check"), "--provider"),
+        (("--provider", "p", "--model", "m\nx", "--skip-model-check"), "--model"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_before_anybody_is_let_go(
+    line: Line, words: tuple[str, ...], text: str
+) -> None:
+    line.start()
+    connected(line)
+    pid = line.seen("reviewer", 1)["pid"]
+    assert text in line.error(*RESTART, *words)["message"]
+    assert connected(line)["reviewer"]["generation"] == 1 and os.path.exists(f"{line.bed.root}/proc/{pid}")
+
+
+def test_a_restart_that_fails_is_told_to_the_broker_and_to_the_person(line: Line) -> None:
+    line.start()
+    connected(line)
+    line.bed.run("mv /usr/lib/agent-intercom/orchestrate-worker /root/")
+    try:
+        error = line.error(*RESTART)
+    finally:
+        line.bed.run("mv /root/orchestrate-worker /usr/lib/agent-intercom/")
+    assert error["code"] == "startup_failed" and "redeliver" in error["message"], error
+    broker = line.json("status")["broker"]
+    assert broker["workflow"]["state"] == "uncertain"
+    assert {row["role"]: row["state"] for row in broker["roles"]}["reviewer"] == "uncertain"
+    line.json(*RESTART)
+    connected(line)
+    line.json("redeliver", "pi-project-agents", "--role", "reviewer", "--yes")
+    assert line.json("status")["broker"]["workflow"]["state"] == "active"
+
+
+def test_two_restarts_at_once_are_one_after_the_other(line: Line) -> None:
+    line.start()
+    connected(line)
+    given = ["env", "-C", PROJECT, *(f"{name}={value}" for name, value in line.environment.items())]
+    both = [line.bed.popen("alice", [*given, "/usr/bin/orchestrate", "--json", *RESTART]) for _ in range(2)]
+    told = [json.loads(each.communicate(timeout=60)[0]) for each in both]
+    assert all(each["success"] for each in told), told
+    rows = connected(line)
+    assert rows["reviewer"]["state"] != "uncertain"
+    assert line.states().count("reviewer-g") == 1
+
+
+@pytest.mark.parametrize("when", ["broker", "worker"])
+def test_a_start_that_is_interrupted_leaves_nothing(line: Line, when: str) -> None:
+    bed, name = line.bed, f"/usr/lib/agent-intercom/orchestrate-{when}"
+    before = line.files()
+    stuck = "#!/bin/sh\\n: >/home/alice/seen/begun\\nexec sleep 600\\n"
+    bed.run(f"mv {name} /root/; printf '{stuck}' >{name}; chmod 755 {name}")
+    try:
+        given = ["env", "-C", PROJECT, *(f"{key}={value}" for key, value in line.environment.items())]
+        start = [*given, "sh", "-c", 'echo $$ >/home/alice/seen/pid; exec "$@"', "-", "/usr/bin/orchestrate", "start"]
+        process = bed.popen("alice", [*start, "--task", "Do it."])
+        until((bed.root / "home/alice/seen/begun").exists, "a start in the middle")
+        bed.run("kill -TERM $(cat /home/alice/seen/pid)")
+        process.communicate(timeout=60)
+    finally:
+        bed.run(f"mv -f /root/orchestrate-{when} {name}")
+    assert process.returncode == 143
+    assert line.states() == ""
+    assert {
+        path for path in line.files() - before if not path.endswith(("/run", "agent-intercom")) and ".lock" not in path
+    } == set()
+
+
+def test_stop_ends_what_no_longer_listens(line: Line) -> None:
+    data = line.start()
+    pid = line.seen("reviewer", 1)["pid"]
+    # The workers go with the socket, and take their time.
+    line.bed.as_user("alice", f"systemctl --user stop orchestrate@{data['unit']}.socket")
+    assert line.json("list")["sessions"] == []
+    assert line.json("stop", "pi-project-agents", "--yes")["stopped"] is True
+    assert not os.path.exists(f"{line.bed.root}/proc/{pid}") and line.states() == ""
+    assert line.error("stop", "pi-project-agents", "--yes")["code"] == "broker_not_live"
+
+
+@pytest.mark.parametrize("fault", ["manifest", "place"])
+def test_stop_ends_a_run_that_cannot_be_read(line: Line, fault: str) -> None:
+    data = line.start(*EXTERNAL)
+    if fault == "manifest":
+        (line.bed.root / data["paths"]["coordination"][1:] / "manifest.json").write_text("{}")
+    else:
+        line.bed.run(f"rm {RUNTIME.format(uid=line.uid)}/{data['unit']}/run.json")
+    assert line.error("start", "--task", "Do it.", *EXTERNAL)["code"] == "session_collision"
+    assert line.json("stop", "pi-project-agents", "--yes")["stopped"] is True
+    assert line.states() == ""
 
 
 def test_a_person_is_told_what_to_do_next(line: Line) -> None:

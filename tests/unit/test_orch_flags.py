@@ -56,7 +56,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
     "restart": (
         ("demo", *ROLE),
         {
-            "SESSION": SESSION_AND_RUN["SESSION"],
+            **SESSION_AND_RUN,
             **ONE_ROLE,
             **YES,
             **SKIP,
@@ -65,9 +65,9 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
             "--thinking": (("--thinking", "low"), "thinking", "low"),
         },
     ),
-    "continue": (("demo", "--command-id", ID), {"SESSION": SESSION_AND_RUN["SESSION"], **COMMAND_ID, **YES}),
-    "redeliver": (("demo", *ROLE), {"SESSION": SESSION_AND_RUN["SESSION"], **ONE_ROLE, **COMMAND_ID, **YES}),
-    "stop": ((), {"SESSION": SESSION_AND_RUN["SESSION"], **YES}),
+    "continue": (("demo", "--command-id", ID), {**SESSION_AND_RUN, **COMMAND_ID, **YES}),
+    "redeliver": (("demo", *ROLE), {**SESSION_AND_RUN, **ONE_ROLE, **COMMAND_ID, **YES}),
+    "stop": ((), {**SESSION_AND_RUN, **YES}),
     "doctor": ((), {**PROJECT, **SKIP}),
     "prune": (
         (),

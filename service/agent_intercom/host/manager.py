@@ -28,7 +28,8 @@ _NOBODY: Final = tuple(
 )
 """What the bus says where there is nobody to answer (the D-Bus specification, and sd-bus-errors(3))."""
 
-_NO_SUCH_UNIT: Final = f"{_NAME}.NoSuchUnit"
+NO_SUCH_UNIT: Final = f"{_NAME}.NoSuchUnit"
+"""The name of the error for a unit of which there is no file."""
 
 Variant = tuple[str, Any]
 """A D-Bus signature and a value of it."""
@@ -152,7 +153,7 @@ class Manager:
         try:
             body = self._call(_PATH, _MANAGER, "GetUnitProcesses", "s", unit)
         except ManagerRefused as error:
-            if error.name == _NO_SUCH_UNIT:
+            if error.name == NO_SUCH_UNIT:
                 return []
             raise
         return [(int(pid), str(cgroup)) for cgroup, pid, _ in body[0]]
@@ -173,7 +174,7 @@ class Manager:
             # A start under way is to give way.
             self._job(unit, timeout, "StopUnit", "ss", unit, "replace")
         except ManagerRefused as error:
-            if error.name == _NO_SUCH_UNIT:
+            if error.name == NO_SUCH_UNIT:
                 return False
             raise
         return True
@@ -188,7 +189,7 @@ class Manager:
         try:
             self._call(_PATH, _MANAGER, "ResetFailedUnit", "s", unit)
         except ManagerRefused as error:
-            if error.name == _NO_SUCH_UNIT:
+            if error.name == NO_SUCH_UNIT:
                 return False
             raise
         return True

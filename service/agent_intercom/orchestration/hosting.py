@@ -19,7 +19,7 @@ import time
 from os import path
 from typing import Any, Final, NamedTuple
 
-from agent_intercom.host.manager import JobFailed, Manager, Variant
+from agent_intercom.host.manager import NO_SUCH_UNIT, JobFailed, Manager, ManagerRefused, Variant
 from agent_intercom.orchestration import contract, runtime
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNIT_ID
@@ -91,8 +91,13 @@ def worker_unit(unit: str, role: str, generation: int) -> str:
 
 
 def listen(manager: Manager, unit: str) -> None:
-    """Have systemd listen for the run's broker, which the first connection starts."""
-    manager.start(socket_unit(unit))
+    """Have systemd listen for the run's broker, which the first connection starts. Raises Refusal `startup_failed`."""
+    try:
+        manager.start(socket_unit(unit))
+    except ManagerRefused as error:
+        if error.name == NO_SUCH_UNIT:
+            raise Refusal("startup_failed", "the units of runs are not installed", "units") from error
+        raise
 
 
 def start_worker(manager: Manager, unit: str, role: str, generation: int, timeout: float = START_TIMEOUT) -> None:
@@ -197,7 +202,7 @@ def _directory(manager: Manager, unit: str) -> str:
     service = manager.unit(service_unit(unit), "Service")
     commands = service.get("ExecStart") if service else None
     if not commands:
-        raise Refusal("startup_failed", "the units of runs are not installed", service_unit(unit))
+        raise Refusal("startup_failed", "the units of runs are not installed", "units")
     return path.dirname(str(commands[0][0]))
 
 

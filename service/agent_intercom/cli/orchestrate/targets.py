@@ -86,8 +86,8 @@ def changed_models(entry: Entry, role: str, options: argparse.Namespace) -> dict
     """What the flags change of a role. Raises CommandFailure where the result is nothing that a run could have."""
     given = {key: getattr(options, key) for key in ("provider", "model", "thinking")}
     changed = {key: value for key, value in given.items() if value is not None}
-    for key in changed.keys() & {"provider", "model"}:
-        if fault := name_fault(changed[key]):
+    for key in ("provider", "model"):
+        if key in changed and (fault := name_fault(changed[key])):
             raise usage(f"--{key} {fault}")
     trial = copy.deepcopy(entry.manifest)
     _change(trial, role, changed)

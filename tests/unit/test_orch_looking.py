@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import apsw
 import pytest
 
 from agent_intercom.cli.orchestrate import looking, standing
-from agent_intercom.orchestration import reader, rows, runtime, snapshot
+from agent_intercom.orchestration import reader, rows, runtime, snapshot, tmux
 from agent_intercom.orchestration.store import Store
 from tests.unit.orchcli import Home
 from tests.unit.orchrows import NOW, assignment, event, role
@@ -172,7 +174,9 @@ show-options) [ "$7" = =theirs:=agents ] && echo '{directory}' ;;
 esac
 """,
     )
-    monkeypatch.setenv("TMUX", "somewhere")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(home.root / "tmux"))
+    monkeypatch.setenv("TMUX", f"{home.root}/tmux,1,0")
     listed, gone = home.json("list").data["sessions"]
     assert (listed["session"], listed["live"], listed["host"], listed["unit"]) == ("theirs", True, "tmux", None)
     assert (gone["session"], gone["valid"]) == ("gone", False)
@@ -181,6 +185,29 @@ esac
     assert (found["live"], found["host"], found["unit"], found["next"]) == (True, "tmux", None, [])
     assert found["awaited"] and found["workers"] is None
     assert "lives in tmux, under the program that started it" in home.call("status", "theirs").out
+
+
+def test_a_run_in_tmux_is_counted_once(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is older than everything that a page of retained runs has room for."""
+    original = home.root / "home/.pi/agent/orchestrations"
+    retained = make(original, "t", "20250101T120000Z-1", project=home.project, version=5, schema_version=None)
+    elsewhere = make(home.root / "else", "u", project=home.project, version=5, schema_version=None)
+    for number in range(101):
+        make(runs.root, f"s{number}", project=home.project, schema_version=None)
+    monkeypatch.setattr(tmux, "hosted", lambda environ: {str(retained): "t", str(elsewhere): "u", "/gone/v/r": "v"})
+    live = make(home.root / "third", "w", project=home.project, schema_version=None)
+    with runs.alive(live):
+        assert home.json("list").data["total_sessions"] == 4
+        found = home.json("list", "--all").data
+    assert (found["total_sessions"], found["truncated"], len(found["sessions"])) == (105, True, 100)
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--all"]], ids=" ".join)
+def test_a_directory_of_runs_that_is_none_is_refused(
+    home: Home, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("AGENT_INTERCOM_RUNS_DIR", "relative")
+    assert home.json(*words).error == ("orchestration_error", "AGENT_INTERCOM_RUNS_DIR must be an absolute path")
 
 
 def test_status(home: Home, runs: Runs) -> None:
@@ -391,8 +418,7 @@ def test_questions_without_an_answer(home: Home, runs: Runs, words: list[str], c
 def test_without_any_run(home: Home) -> None:
     said = home.call("status")
     assert said.err == (
-        "orchestrate: no session is named, and no run lives. "
-        "See `orchestrate list --all`, or start one: `orchestrate start --help`.\n"
+        "orchestrate: no session is named, and no run lives. `orchestrate list --all` shows what there is.\n"
     )
 
 
@@ -502,3 +528,44 @@ def test_nobody_is_connected_to(home: Home, runs: Runs) -> None:
         for words in (["list", "--all"], ["status", "s1"], ["events", "s1"], ["usage", "s1"]):
             assert home.json(*words).envelope["success"]
         assert runtime.live(str(home.runtime))
+
+
+OPENED = """
+import sys
+import agent_intercom.cli.orchestrate.main as program
+opened = []
+def heard(event, arguments):
+    if event in {"open", "os.listdir", "os.scandir"} and sys.argv[1] in str(arguments[0]):
+        opened.append(str(arguments[0]))
+sys.addaudithook(heard)
+program.main(sys.argv[2:])
+print(*opened, sep="\\n")
+"""
+
+
+def opened(home: Home, runs: Runs, *words: str) -> list[str]:
+    """What a command opens below the directories of runs; SQLite's own files aside."""
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, str(runs.root), *words, "--json"],
+        env={**home.environment, "TMUX_TMPDIR": str(home.root), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    envelope, *paths = done.stdout.splitlines()
+    assert json.loads(envelope)["success"]
+    return paths
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_what_is_opened_does_not_grow_with_what_is_retained(home: Home, runs: Runs, lives: bool) -> None:
+    directory = runs.make()
+    commands = (["status"], ["status", SESSION], ["events"], ["usage"], ["supervisor", "snapshot", SESSION])
+    with runs.alive(directory) if lives else nullcontext():
+        few = {" ".join(words): opened(home, runs, *words) for words in commands}
+        for number in range(200):
+            runs.make(f"other{number}" if number % 2 else SESSION, f"202607{number:02}T120000Z-1", schema_version=None)
+        many = {" ".join(words): opened(home, runs, *words) for words in commands}
+    assert many == few
+    listed = [] if lives else [str(directory.parent)]
+    assert few["status"] == [*listed, f"{directory}/manifest.json", str(directory)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.orchestration import places, reader, runs, runtime, supervisor, tmux
+from agent_intercom.orchestration import manifest, places, reader, rootscan, runs, runtime, supervisor, tmux
 from agent_intercom.orchestration.errors import Refusal
 from tests.unit.orchruns import ID, WORKING, Alive, make, tree
 
@@ -61,11 +62,19 @@ class Stage:
         return runs.resolve(name, str(self.project), self.environ, live_only, run_id)
 
     def program(self, text: str) -> None:
-        """Make `text` what is called tmux, and a server of it that has been here."""
+        """Make `text` what is called tmux, and have an address of a server of it."""
         (self.top / "bin").mkdir(exist_ok=True)
         (self.top / "bin/tmux").write_text(f"#!/bin/sh\n{text}\n")
         (self.top / "bin/tmux").chmod(0o755)
-        (self.top / f"tmux-{os.geteuid()}").mkdir(exist_ok=True)
+        if not self.tmux.exists():
+            self.tmux.parent.mkdir(exist_ok=True)
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(str(self.tmux))
+
+    @property
+    def tmux(self) -> Path:
+        """Where a server of tmux would listen."""
+        return self.top / f"tmux-{os.geteuid()}" / "default"
 
 
 @pytest.fixture
@@ -140,6 +149,25 @@ def test_what_cannot_be_read_is_an_issue_and_hides_nothing(stage: Stage) -> None
         "orchestration_error",
         "the manifest does not fit this run",
     )
+
+
+def test_of_a_session_only_the_newest_readable_run_is_read(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 6):
+        stage.make("s", f"2026080{number}T120000Z-1", schema_version=None)
+    for number in (1, 5):
+        (stage.ours / "s" / f"2026080{number}T120000Z-1" / "manifest.json").write_text("{")
+    (stage.ours / "s" / "0file").write_text("")
+    read: list[str] = []
+    reads = manifest.read
+
+    def counted(directory: str) -> manifest.Manifest:
+        read.append(Path(directory).name)
+        return reads(directory)
+
+    monkeypatch.setattr(manifest, "read", counted)
+    [session] = runs.sessions(stage.roots).sessions
+    assert (session.newest.run_id, session.truncated, session.issues) == ("20260804T120000Z-1", False, 2)
+    assert read == ["20260805T120000Z-1", "20260804T120000Z-1"]
 
 
 def test_an_issue_names_the_field_and_none_of_the_content(stage: Stage) -> None:
@@ -222,7 +250,7 @@ def test_scans_are_bounded(stage: Stage, crowded: Path) -> None:
         (root / "s" / f"0{number}").touch()
     # Which of them are looked at is the file system's choice.
     page = runs.runs_of("s", roots)
-    assert page.truncated and len(page.entries) + len(page.issues) == runs.MAX_SCAN
+    assert page.truncated and len(page.entries) + len(page.issues) == rootscan.MAX_SCAN
     for number in range(5_000):
         (root / f"t{number}").touch()
     found = runs.sessions(roots)
@@ -397,7 +425,7 @@ def test_no_session_is_named(stage: Stage) -> None:
 )
 def test_the_conventional_name(project: str, name: str) -> None:
     assert runs.default_session(project) == name
-    assert runs.NAME.fullmatch(name)
+    assert rootscan.NAME.fullmatch(name)
 
 
 def test_a_run_that_lives_in_tmux_is_not_ours_to_touch(stage: Stage) -> None:
@@ -421,16 +449,34 @@ def test_a_run_that_lives_in_tmux_is_not_ours_to_touch(stage: Stage) -> None:
 
 
 def test_tmux_that_does_not_answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert runs.tmux_runs(stage.environ) == {}
+    assert tmux.hosted(stage.environ) == {}
     stage.program("exec /bin/sleep 60")
     monkeypatch.setattr(tmux, "TIMEOUT_S", 0.05)
-    assert runs.tmux_runs(stage.environ) == {}
+    assert tmux.hosted(stage.environ) == {}
     stage.program("echo broken; exit 1")
-    assert runs.tmux_runs(stage.environ) == {}
+    assert tmux.hosted(stage.environ) == {}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_nothing_is_started_where_no_server_of_tmux_is(stage: Stage, inside: bool) -> None:
     log = stage.top / "asked"
     stage.program(f": > {log}")
-    (stage.top / f"tmux-{os.geteuid()}").rmdir()
-    assert runs.tmux_runs(stage.environ) == {} and not log.exists()
+    environ = stage.environ | ({"TMUX": f"{stage.tmux},1,0"} if inside else {})
+    assert tmux.hosted(environ) == {} and log.exists()
+    log.unlink()
+    stage.tmux.unlink()
+    # Neither a directory that is left over nor a server that `tmux` would not ask is one.
+    stage.tmux.write_text("")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(stage.tmux.with_name("another")))
+    assert tmux.hosted(environ) == {} and not tmux.hosts("s", "/d", environ) and not log.exists()
+
+
+def test_a_directory_of_tmux_that_is_not_there_is_passed_over(stage: Stage) -> None:
+    """By tmux too, which then asks the server below /tmp."""
+    assert tmux.address({"TMUX_TMPDIR": "/nowhere"}) == f"/tmp/tmux-{os.geteuid()}/default"
+    assert tmux.address({"TMUX_TMPDIR": str(stage.top)}) == str(stage.tmux)
+    assert tmux.address({"TMUX": "/a/b,12,0", "TMUX_TMPDIR": "/c"}) == "/a/b"
 
 
 @pytest.fixture
@@ -459,7 +505,7 @@ def real_tmux(stage: Stage) -> Iterator[Mapping[str, str]]:
 def test_the_real_tmux_tells_what_it_hosts(stage: Stage, real_tmux: Mapping[str, str]) -> None:
     entry = runs.find("s", None, [str(stage.top / "ä b:c")])
     assert runs.in_tmux(entry, real_tmux)
-    assert runs.tmux_runs(real_tmux) == {entry.directory: "s"}
+    assert tmux.hosted(real_tmux) == {entry.directory: "s"}
     assert not tmux.hosts("s", entry.directory + "x", real_tmux)
     assert not tmux.hosts("ss", entry.directory, real_tmux)
     assert not tmux.hosts("nobody", entry.directory, real_tmux)

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
 import pytest
 
-from agent_intercom.orchestration import manifest, reader, rows, snapshot
+from agent_intercom.orchestration import contract, manifest, reader, rows, snapshot
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.store import Store
-from tests.unit.orchrows import NOW, role
+from agent_intercom.orchestration.workflow.routing import Routing
+from tests.unit.orchrows import NOW, assignment, role
 from tests.unit.orchruns import CANARY, ID, SPECIALIST, WORKING, make
 from tests.unit.test_orch_migrations import known, of_version
 
@@ -411,3 +414,30 @@ def test_public_objects_of_a_run(tmp_path: Path, version: int) -> None:
     matched = {"matched": False, "model_defaults": False, "role_overrides": []}
     nothing = {"matched": None, "model_defaults": None, "role_overrides": None}
     assert run["project_config"] == dict.fromkeys(keys) | (matched if version >= 5 else nothing)
+
+
+@pytest.mark.parametrize("highest", range(1, 5))
+def test_readers_count_rounds_of_repair_as_the_broker_does(tmp_path: Path, highest: int) -> None:
+    made: list[rows.Change] = [
+        assignment(f"{number:032x}", role=role, kind=kind, round=round_, delivery_id=f"{number:032x}")
+        for number, (role, kind, round_, _) in enumerate(
+            itertools.product(
+                ("implementer", "reviewer"), ("plan", "implementation", "review"), range(1, highest + 1), range(2)
+            )
+        )
+    ]
+    path = str(make(tmp_path.resolve(), "s", project=tmp_path, changes=made) / "broker.sqlite3")
+    assignments = {each.id: each for each in reader.read(path).assignments}
+    routing: Any = SimpleNamespace(_state=SimpleNamespace(assignments=assignments))
+    assert reader.overview(path).admitted == Routing._repairs(routing) == highest - 1
+
+
+def test_that_a_database_is_written_is_told_by_what_is_raised_and_not_by_its_text() -> None:
+    assert reader.is_busy(reader.Busy()) and reader.Busy().code == "broker_not_ready"
+    assert not reader.is_busy(Refusal("broker_not_ready", reader.BUSY))
+
+
+def test_a_moment_of_routing_is_shown_as_active(working: str) -> None:
+    with apsw.Connection(working) as db:
+        db.execute("UPDATE meta SET value = ? WHERE key = 'workflow_state'", (contract.ROUTING,))
+    assert shown(working)["workflow"]["state"] == contract.Workflow.ACTIVE

@@ -15,7 +15,7 @@ from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import privatefiles
-from agent_intercom.orchestration import manifest, places, runs, runtime, startup, tmux
+from agent_intercom.orchestration import manifest, places, rootscan, runs, runtime, startup, tmux
 from agent_intercom.orchestration.errors import Refusal
 
 SYSTEMD: Final = "systemd"
@@ -107,13 +107,13 @@ def take(environ: Mapping[str, str], now: float, *, original: bool, session: str
     found: list[RunFiles] = []
     leftovers: list[Leftover] = []
     for root in roots if original else roots[:1]:
-        for name, directory in _directories(_canonical(root)):
-            if session not in {None, name} or not _is_name(name):
+        for name, directory in _directories(rootscan.canonical(root)):
+            if session not in {None, name} or not rootscan.is_name(name):
                 continue
             empty = True
             for run_id, run_directory in _directories(directory):
                 empty = False
-                if _is_name(run_id):
+                if rootscan.is_name(run_id):
                     _look(name, run_id, run_directory, placed, hosted, original, found, leftovers)
             if empty and default and not os.listdir(directory):
                 leftovers.append(Leftover(EMPTY_SESSION, directory, os.lstat(directory).st_mtime, 0))
@@ -274,12 +274,3 @@ def _target(link: str) -> Iterator[str]:
         return
     if name.startswith("/"):
         yield name
-
-
-def _canonical(root: str) -> str:
-    root = path.normpath(root)
-    return path.join(path.realpath(path.dirname(root)), path.basename(root))
-
-
-def _is_name(name: str) -> bool:
-    return runs.NAME.fullmatch(name) is not None and name not in {".", ".."}

@@ -43,6 +43,13 @@ SELECT count(DISTINCT round) FROM assignments WHERE role = 'implementer' AND kin
 _SEQUENCES = "SELECT (SELECT min(sequence) FROM events), (SELECT max(sequence) FROM events)"
 
 
+class Busy(Refusal):
+    """The database is being written just now: a later try may succeed. Its code is `broker_not_ready`."""
+
+    def __init__(self) -> None:
+        super().__init__(contract.Code.BROKER_NOT_READY, BUSY)
+
+
 class Overview(msgspec.Struct, kw_only=True):
     """Where a run stands: what its database holds, without commands, events, tokens and what is over.
 
@@ -93,8 +100,8 @@ class EventPages(msgspec.Struct, kw_only=True):
 def read(path: str) -> rows.Retained:
     """Everything that the database at `path` holds, of any schema from 1 to `schema.NEWEST_READABLE`.
 
-    Raises Refusal: `broker_not_ready` where the file is missing or its writer keeps it locked, `orchestration_error`
-    where it is unsafe, damaged, or of an unknown schema.
+    Raises Refusal: `broker_not_ready` where the file is missing, `Busy` where its writer keeps it locked,
+    `orchestration_error` where it is unsafe, damaged, or of an unknown schema.
     """
     with _opened(path) as (db, version):
         return schema.load(db, version)
@@ -112,7 +119,7 @@ def events(path: str, after: int, limit: int, role: str | None = None) -> list[r
 
 def is_busy(refusal: Refusal) -> bool:
     """Whether a later try may succeed: the database is being written just now."""
-    return refusal.text == BUSY
+    return isinstance(refusal, Busy)
 
 
 def overview(path: str) -> Overview:
@@ -251,9 +258,9 @@ def _copy(path: str, stack: contextlib.ExitStack) -> str:
             with open(name, "rb") as source, open(paths.join(directory, paths.basename(name)), "xb") as target:
                 target.write(source.read())
         if [_state(name) for name in names] != before:
-            raise Refusal(contract.Code.BROKER_NOT_READY, BUSY)
+            raise Busy
     except OSError as error:
-        raise Refusal(contract.Code.BROKER_NOT_READY, BUSY) from error
+        raise Busy from error
     return paths.join(directory, paths.basename(path))
 
 
@@ -284,7 +291,7 @@ def _translated() -> Iterator[None]:
     except schema.SchemaError as error:
         raise Refusal(contract.Code.ERROR, error.text) from error
     except (apsw.BusyError, apsw.LockedError) as error:
-        raise Refusal(contract.Code.BROKER_NOT_READY, BUSY) from error
+        raise Busy from error
     except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
         raise Refusal(contract.Code.ERROR, "Broker database is damaged") from error
     except apsw.Error as error:

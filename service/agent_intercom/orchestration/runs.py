@@ -3,7 +3,7 @@
 
 Read-only to the letter: nothing is made, closed to others or touched, no link is followed, and nobody is connected to,
 so that looking never wakes a broker. A run of ours lives while systemd listens on its socket. A run of another host may
-live in tmux, which only `tmux_runs` and `in_tmux` ask.
+live in tmux, which `in_tmux` asks.
 
 Functions raise Refusal with codes of the command line: `orchestration_error`, and those that they name besides. A run
 that cannot be read is an `Issue` wherever several are listed.
@@ -11,29 +11,20 @@ that cannot be read is an `Issue` wherever several are listed.
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
-from agent_intercom.host import privatefiles
-from agent_intercom.orchestration import manifest, runtime
+from agent_intercom.orchestration import manifest, rootscan, runtime
 from agent_intercom.orchestration import places as locations
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Manifest
-
-MAX_SCAN: Final = 4_096
-"""How many names of one directory are looked at."""
 
 MAX_ITEMS: Final = 100
 """How many runs and issues a page has, and how many runs of one session a page of sessions looks at."""
 
 DATABASE: Final = "broker.sqlite3"
-NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
-"""What a session or a run may be called, `.` and `..` aside."""
-
 ERROR: Final = "orchestration_error"
 UNKNOWN: Final = "orchestration_state_not_found"
 NOT_LIVE: Final = "broker_not_live"
@@ -82,7 +73,11 @@ class Runs(NamedTuple):
 
 
 class Session(NamedTuple):
-    """A session by its newest readable run. `issues` counts what lies beside and cannot be read."""
+    """A session by its newest readable run. `truncated`: more lies there than was looked at.
+
+    `issues` counts, among the newest hundred, what is newer and cannot be read, and what is no directory or has no name
+    of a run. Whether older runs can be read is not looked at.
+    """
 
     newest: Entry
     truncated: bool
@@ -110,27 +105,26 @@ def default_session(project: str) -> str:
 def sessions(roots: Sequence[str]) -> Sessions:
     """The newest readable run of every session, by name; at most 100 sessions and issues."""
     found: list[Session] = []
-    issues: list[Issue] = []
-    places, truncated = _sessions_in(roots, issues)
+    places, strangers, truncated = rootscan.sessions(roots)
+    issues = [Issue(*each) for each in strangers]
     for name in sorted(places):
         if len(found) + len(issues) >= MAX_ITEMS:
             truncated = True
             break
-        runs = _runs_in(name, places[name], MAX_ITEMS)
-        if runs.entries:
-            found.append(Session(runs.entries[0], runs.truncated, len(runs.issues)))
+        session = _session(name, places[name])
+        if isinstance(session, Session):
+            found.append(session)
         else:
-            text = runs.issues[0].text if runs.issues else "no run is retained"
-            issues.append(Issue(name, text, path.join(places[name][0], name)))
+            issues.append(session)
     return Sessions(found, issues[: MAX_ITEMS - len(found)], truncated or len(found) + len(issues) > MAX_ITEMS)
 
 
-def runs_of(session: str, roots: Sequence[str], limit: int = MAX_SCAN) -> Runs:
+def runs_of(session: str, roots: Sequence[str], limit: int = rootscan.MAX_SCAN) -> Runs:
     """The newest runs of a session and the issues among them, at most `limit` together.
 
     Raises Refusal `orchestration_state_not_found` where no root has the session.
     """
-    places = _places_of(session, roots)
+    places = rootscan.places_of(session, roots)
     if not places:
         raise Refusal(UNKNOWN, "no such session is retained", "session")
     return _runs_in(session, places, limit)
@@ -138,12 +132,12 @@ def runs_of(session: str, roots: Sequence[str], limit: int = MAX_SCAN) -> Runs:
 
 def newest(roots: Sequence[str], limit: int = MAX_ITEMS) -> Runs:
     """The newest runs of all sessions and the issues among them, at most `limit` together."""
-    issues: list[Issue] = []
-    places, truncated = _sessions_in(roots, issues)
+    places, strangers, truncated = rootscan.sessions(roots)
+    issues = [Issue(*each) for each in strangers]
     found = []
     for session, where in places.items():
-        candidates, more = _candidates(session, where)
-        found += [(run_id, session, root) for run_id, root in candidates]
+        candidates, more = rootscan.candidates(session, where)
+        found += [(each.run_id, session, each.root) for each in candidates]
         truncated = truncated or more
     found.sort(reverse=True)
     total = len(found) + len(issues)
@@ -158,7 +152,7 @@ def newest(roots: Sequence[str], limit: int = MAX_ITEMS) -> Runs:
 
 def find(session: str, run_id: str | None, roots: Sequence[str]) -> Entry:
     """The run `run_id` of a session, or its newest readable one. Whether it lives is not looked at."""
-    places = _places_of(session, roots)
+    places = rootscan.places_of(session, roots)
     if not places:
         raise Refusal(ERROR, "no such session is retained", "session")
     if run_id is None:
@@ -167,7 +161,7 @@ def find(session: str, run_id: str | None, roots: Sequence[str]) -> Entry:
             raise Refusal(ERROR, "the session has no run that can be read", "session")
         return newest
     for root in places:
-        if _is_name(run_id) and path.lexists(path.join(root, session, run_id)):
+        if rootscan.is_name(run_id) and path.lexists(path.join(root, session, run_id)):
             return _read(root, session, run_id)
     raise Refusal(ERROR, "Requested coordination run is unavailable", "run")
 
@@ -176,7 +170,7 @@ def at(directory: str) -> Entry:
     """The run in a directory that somebody names. Whether it lives is not looked at."""
     session_directory, run_id = path.split(directory)
     root, session = path.split(session_directory)
-    entry = _read(_canonical(root), session, run_id)
+    entry = _read(rootscan.canonical(root), session, run_id)
     if entry.directory != directory:
         raise Refusal(ERROR, "the run's directory is not named by its canonical path", "directory")
     return entry
@@ -226,7 +220,7 @@ def resolve(
     roots = locations.roots(environ)
     if name is None:
         return _implied(cwd, live, environ, live_only, run_id, roots)
-    if not _is_name(name):
+    if not rootscan.is_name(name):
         raise Refusal(ERROR, "a session's name is made of letters, digits, dots, dashes and underscores", "session")
     entry = _lives(name, run_id, live)
     if entry is not None:
@@ -235,12 +229,17 @@ def resolve(
     try:
         entry = find(name, run_id, roots)
     except Refusal as refusal:
-        if refusal.field == "session" and not _places_of(name, roots):
+        if refusal.field == "session" and not rootscan.places_of(name, roots):
             raise Refusal(UNKNOWN, f"there is no session of that name{_those(live)}", "session") from refusal
         raise
     if live_only:
         _refuse_dead(entry, live, environ)
     return entry
+
+
+def lies_in(directory: str, roots: Sequence[str]) -> bool:
+    """Whether a run's directory is among those that `newest` counts."""
+    return path.dirname(path.dirname(directory)) in map(rootscan.canonical, roots) and path.lexists(directory)
 
 
 def tmux_runs(environ: Mapping[str, str]) -> dict[str, str]:
@@ -273,7 +272,7 @@ def _implied(
     if len(here) == 1:
         return here[0]
     _refuse_unreadable(conventional, run_id, live)
-    places = _places_of(conventional, roots)
+    places = rootscan.places_of(conventional, roots)
     retained = None
     if places and not here:
         retained = find(conventional, run_id, roots) if run_id is not None else _newest(conventional, places)
@@ -326,41 +325,30 @@ def _live(environ: Mapping[str, str]) -> dict[str, str]:
     return {live.unit: live.directory for live in runtime.live(runtime_dir)}
 
 
-def _sessions_in(roots: Sequence[str], issues: list[Issue]) -> tuple[dict[str, list[str]], bool]:
-    """From every session's name to the canonical roots that have it, and whether a root has more than was looked at.
-
-    Raises Refusal for a root that is no directory of ours; one that is not there has no sessions.
-    """
-    places: dict[str, list[str]] = {}
-    truncated = False
-    for root in map(_canonical, roots):
-        if not _is_root(root):
-            continue
-        names, more = _names(root)
-        truncated = truncated or more
-        for name in names:
-            if not _is_name(name):
-                issues.append(Issue(name, "not the name of a session", path.join(root, name)))
-            elif not _is_directory(path.join(root, name)):
-                issues.append(Issue(name, "not a directory of ours", path.join(root, name)))
-            else:
-                places.setdefault(name, []).append(root)
-    return places, truncated
-
-
-def _places_of(session: str, roots: Sequence[str]) -> list[str]:
-    """The canonical roots that have a session."""
-    if not _is_name(session):
-        return []
-    return [root for root in map(_canonical, roots) if _is_root(root) and _is_directory(path.join(root, session))]
+def _session(name: str, places: Sequence[str]) -> Session | Issue:
+    """A session by its newest readable run, the only one that is read."""
+    found, truncated = rootscan.candidates(name, places)
+    newest, faults = None, []
+    for each in found[:MAX_ITEMS]:
+        fault = each.fault
+        if not fault and newest is None:
+            try:
+                newest = _read(each.root, name, each.run_id)
+            except Refusal as refusal:
+                fault = _text(refusal)
+        if fault:
+            faults.append(fault)
+    if newest is None:
+        return Issue(name, faults[0] if faults else "no run is retained", path.join(places[0], name))
+    return Session(newest, truncated or len(found) > MAX_ITEMS, len(faults))
 
 
 def _runs_in(session: str, places: Sequence[str], limit: int) -> Runs:
     """At most `limit` runs and issues of a session, the newest of those that lie in `places`."""
-    found, truncated = _candidates(session, places)
+    found, truncated = rootscan.candidates(session, places)
     entries: list[Entry] = []
     issues: list[Issue] = []
-    for run_id, root in found[:limit]:
+    for run_id, root, _ in found[:limit]:
         try:
             entries.append(_read(root, session, run_id))
         except Refusal as refusal:
@@ -369,7 +357,7 @@ def _runs_in(session: str, places: Sequence[str], limit: int) -> Runs:
 
 
 def _newest(session: str, places: Sequence[str]) -> Entry | None:
-    for run_id, root in _candidates(session, places)[0]:
+    for run_id, root, _ in rootscan.candidates(session, places)[0]:
         try:
             return _read(root, session, run_id)
         except Refusal:
@@ -377,26 +365,13 @@ def _newest(session: str, places: Sequence[str]) -> Entry | None:
     return None
 
 
-def _candidates(session: str, places: Sequence[str]) -> tuple[list[tuple[str, str]], bool]:
-    """Run id and root of what lies in a session's directories, newest first, and whether there is more."""
-    found: list[tuple[str, str]] = []
-    truncated = False
-    for root in places:
-        names, more = _names(path.join(root, session))
-        found.extend((name, root) for name in names)
-        truncated = truncated or more
-    # Ids begin with the time of their making.
-    found.sort(reverse=True)
-    return found, truncated
-
-
 def _read(root: str, session: str, run_id: str) -> Entry:
     """The run below a canonical root. Raises Refusal `orchestration_error` with one line that says why it cannot."""
-    if not (_is_name(session) and _is_name(run_id)):
+    if not (rootscan.is_name(session) and rootscan.is_name(run_id)):
         raise Refusal(ERROR, "not the name of a run", "run")
     directory = path.join(root, session, run_id)
-    if not (_is_directory(path.join(root, session)) and _is_directory(directory)):
-        raise Refusal(ERROR, "the run is not a directory of ours", "run")
+    if not (rootscan.is_directory(path.join(root, session)) and rootscan.is_directory(directory)):
+        raise Refusal(ERROR, rootscan.NO_DIRECTORY, "run")
     try:
         return Entry(session, run_id, directory, root, manifest.read(directory))
     except Refusal as refusal:
@@ -406,40 +381,3 @@ def _read(root: str, session: str, run_id: str) -> Entry:
 def _text(refusal: Refusal) -> str:
     named = refusal.code == "manifest_invalid" and refusal.field != manifest.NAME
     return f"{refusal.text} ({refusal.field})" if named else refusal.text
-
-
-def _names(directory: str) -> tuple[list[str], bool]:
-    """At most 4096 names in `directory`, and whether there are more."""
-    try:
-        with os.scandir(directory) as scan:
-            names = [item.name for item in itertools.islice(scan, MAX_SCAN + 1)]
-    except OSError as error:
-        raise Refusal(ERROR, "a directory of runs cannot be read", "directory") from error
-    return names[:MAX_SCAN], len(names) > MAX_SCAN
-
-
-def _canonical(root: str) -> str:
-    """`root` without links above it; whether it is one itself is left to be seen."""
-    root = path.normpath(root)
-    return path.join(path.realpath(path.dirname(root)), path.basename(root))
-
-
-def _is_root(root: str) -> bool:
-    """Whether the root is there. Raises Refusal for what is in its place and no directory of ours."""
-    if not path.lexists(root):
-        return False
-    if not _is_directory(root):
-        raise Refusal(ERROR, "the state root is a link, or no directory of ours", "root")
-    return True
-
-
-def _is_directory(name: str) -> bool:
-    try:
-        privatefiles.check_directory(name)
-    except OSError:
-        return False
-    return True
-
-
-def _is_name(name: str) -> bool:
-    return NAME.fullmatch(name) is not None and name not in {".", ".."}

@@ -82,7 +82,7 @@ def workflow(overview: Overview) -> JsonObject:
 
 def shown_state(state: str) -> str:
     """A state of the workflow as it is shown: `routing` is a moment of an active run."""
-    return contract.Workflow.ACTIVE if state == "routing" else state
+    return contract.Workflow.ACTIVE if state == contract.ROUTING else state
 
 
 def activations(found: Iterable[rows.Activation]) -> list[JsonObject]:

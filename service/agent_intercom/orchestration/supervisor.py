@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from agent_intercom.orchestration import contract, reader, rows, runs, snapshot
+from agent_intercom.orchestration import contract, reader, rootscan, rows, runs, snapshot
 from agent_intercom.orchestration.errors import Refusal
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -109,7 +109,7 @@ def capabilities() -> JsonObject:
             "page_items": MAX_PAGE,
             "events_per_role": MAX_PAGE,
             "commands_per_role": contract.MAX_COMMANDS,
-            "state_scan_entries": runs.MAX_SCAN,
+            "state_scan_entries": rootscan.MAX_SCAN,
         },
         "metadata_only": True,
         "extensions": {

@@ -7,6 +7,7 @@ Everything is empty or False where there is no tmux, no server of it runs, or no
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from os import path
 from typing import Final
@@ -36,8 +37,8 @@ def hosts(session: str, directory: str, environ: Mapping[str, str]) -> bool:
 
 
 def _asked(arguments: list[str], environ: Mapping[str, str]) -> str:
-    """What tmux prints; it starts no server for these questions."""
-    if not _was_here(environ):
+    """What tmux prints; it starts no server for these questions, and is not started where there is none."""
+    if not _is_socket(address(environ)):
         return ""
     import shutil  # where there is no tmux, nobody waits for these
     import subprocess
@@ -60,7 +61,17 @@ def _asked(arguments: list[str], environ: Mapping[str, str]) -> str:
     return os.fsdecode(done.stdout) if done.returncode == 0 else ""
 
 
-def _was_here(environ: Mapping[str, str]) -> bool:
-    """Whether a server may run: its socket lies in a directory of its own (tmux(1), TMUX_TMPDIR)."""
-    directory = path.join(environ.get("TMUX_TMPDIR") or "/tmp", f"tmux-{os.geteuid()}")
-    return bool(environ.get("TMUX")) or path.isdir(directory)
+def address(environ: Mapping[str, str]) -> str:
+    """Where the server listens that tmux would ask: that of the terminal, or the default one (tmux(1), TMUX_TMPDIR)."""
+    if inside := environ.get("TMUX"):
+        return inside.partition(",")[0]
+    top = environ.get("TMUX_TMPDIR") or "/tmp"
+    # tmux passes over a directory that is not there.
+    return path.join(top if path.isdir(top) else "/tmp", f"tmux-{os.geteuid()}", "default")
+
+
+def _is_socket(address: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(address).st_mode)
+    except (OSError, ValueError):
+        return False

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from agent_intercom.cli.orchestrate import standing, telling
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
-from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot
+from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot, tmux
 from agent_intercom.orchestration.contract import Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import count, words
@@ -34,20 +34,21 @@ def list_runs(options: argparse.Namespace) -> Answer:
     live = runs.live_runs(os.environ)
     entries, issues = list(live.entries), list(live.issues)
     known = {entry.directory for entry in entries} | {issue.directory for issue in issues}
-    hosted = runs.tmux_runs(os.environ)
-    total, truncated = len(known), False
+    roots = places.roots(os.environ)
+    hosted = tmux.hosted(os.environ)
+    others = known | hosted.keys()
+    total, truncated = len(others), False
     if options.all:
-        retained = runs.newest(places.roots(os.environ))
+        retained = runs.newest(roots)
         entries += [entry for entry in retained.entries if entry.directory not in known]
         issues += [issue for issue in retained.issues if issue.directory not in known]
         truncated = retained.truncated
-        total = max(retained.total, len(entries) + len(issues))
+        total = retained.total + sum(not runs.lies_in(directory, roots) for directory in others)
     for directory in sorted(hosted.keys() - {entry.directory for entry in entries}):
         try:
             entries.append(runs.at(directory))
         except Refusal as refusal:
             issues.append(runs.Issue(hosted[directory], refusal.text, directory))
-        total += 1
     shown: list[JsonObject] = []
     rows: list[Sequence[str]] = []
     for entry in entries[: runs.MAX_ITEMS]:

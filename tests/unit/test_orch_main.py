@@ -131,6 +131,28 @@ def test_whatever_goes_wrong_is_one_envelope_without_the_text_of_an_exception(
     assert said.code == exit_code and said.err.count("\n") == 1 and "secret" not in said.err
 
 
+def test_a_module_that_is_missing_is_told_with_its_package(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = ModuleNotFoundError("No module named 'apsw'", name="apsw")
+    monkeypatch.setattr("agent_intercom.cli.orchestrate.looking.list_runs", Raising(missing))
+    said = home.json("list")
+    assert said.code == 1 and said.error[0] == "missing_prerequisite" and "python3-apsw" in said.error[1]
+    monkeypatch.setattr("agent_intercom.cli.orchestrate.looking.list_runs", Raising(ModuleNotFoundError(name="nobody")))
+    assert home.json("list").error[0] == "internal_error"
+
+
+def test_a_fault_while_lines_are_made_is_no_fault_of_the_output(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines() -> Iterator[str]:
+        yield "first"
+        raise PermissionError(13, "secret")
+
+    def command(options: argparse.Namespace) -> answer.Answer:
+        return answer.Answer({}, lines())
+
+    monkeypatch.setattr("agent_intercom.cli.orchestrate.looking.list_runs", command)
+    said = home.call("list")
+    assert said.code == 1 and said.out == "" and "Permission denied" in said.err and "output" not in said.err
+
+
 def test_a_message_is_one_line_of_bounded_length() -> None:
     text = answer.bounded("a\nb\x1b[31m" + "x" * 1_000)
     assert text.startswith("a b [31mxxx") and len(text) == answer.MAX_MESSAGE and text.endswith("…")

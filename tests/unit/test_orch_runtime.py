@@ -296,3 +296,24 @@ def test_a_lock_that_is_none(tmp_path: Path) -> None:
     file.unlink()
     file.mkdir()
     assert code(locked) == "run_unwritable"
+
+
+def test_the_lock_of_a_session_keeps_out_its_own_and_who_wants_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "LOCK_TIMEOUT", 0.0)
+    place = str(tmp_path)
+
+    def locked(session: str | None) -> str:
+        try:
+            with runtime.lock(place, session):
+                return "held"
+        except Refusal as refusal:
+            assert "has not finished" in refusal.text
+            return refusal.code
+
+    with runtime.lock(place, "a"):
+        assert [locked(session) for session in ("a", "b", None)] == ["broker_not_ready", "held", "broker_not_ready"]
+    with runtime.lock(place):
+        assert [locked(session) for session in ("a", None)] == ["broker_not_ready", "broker_not_ready"]
+    assert [locked(session) for session in ("a", None)] == ["held", "held"]

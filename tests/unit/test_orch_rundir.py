@@ -90,7 +90,7 @@ def test_what_is_made(root: Path) -> None:
     assert tree(Path(run.path)) == dict.fromkeys(files, 0o600) | dict.fromkeys(directories, 0o700)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (root.parent, root, root / "s", Path(run.path))} == {0o700}
     assert Path(run.path, "startup-state").read_text() == "STARTING\n"
-    assert Path(run.database).name == store.DATABASE == "broker.sqlite3"
+    assert Path(run.database).name == contract.DATABASE == "broker.sqlite3"
 
 
 def test_tokens(root: Path) -> None:

@@ -7,6 +7,9 @@ import re
 from typing import Final, NamedTuple
 
 VERSION: Final = 1
+DATABASE: Final = "broker.sqlite3"
+"""The name of a run's database in its directory."""
+
 MAX_FRAME: Final = 262_144
 """Largest payload of a frame, in bytes; equal is legal."""
 

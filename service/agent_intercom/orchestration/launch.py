@@ -67,7 +67,7 @@ class Place:
         entry = runtime.read(runtime.runtime_dir(os.environ), unit)
         self.run = rundir.open_run(entry.directory, writer=True)
         self.report_usage = entry.observer_report_usage
-        self.store = Store.open(os.path.join(self.run.path, "broker.sqlite3"))
+        self.store = Store.open(self.run.database)
 
     def engine(self, limits: Limits, *, remembered: bool) -> Engine:
         """The run as its database has it.

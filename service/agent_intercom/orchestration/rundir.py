@@ -50,7 +50,6 @@ from agent_intercom.wire.clock import Now
 
 STATE: Final = "startup-state"
 CONTROL_TOKEN: Final = "control.token"
-DATABASE: Final = "broker.sqlite3"
 SESSIONS: Final = "sessions"
 
 STARTING: Final = "STARTING"
@@ -117,7 +116,7 @@ class Run(msgspec.Struct, kw_only=True):
     @property
     def database(self) -> str:
         """Where the database lies."""
-        return path.join(self.path, DATABASE)
+        return path.join(self.path, contract.DATABASE)
 
 
 class _Plan(NamedTuple):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
-from agent_intercom.orchestration import manifest, rootscan, runtime
+from agent_intercom.orchestration import contract, manifest, rootscan, runtime
 from agent_intercom.orchestration import places as locations
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Manifest
@@ -24,7 +24,6 @@ from agent_intercom.orchestration.manifest import Manifest
 MAX_ITEMS: Final = 100
 """How many runs and issues a page has, and how many runs of one session a page of sessions looks at."""
 
-DATABASE: Final = "broker.sqlite3"
 ERROR: Final = "orchestration_error"
 UNKNOWN: Final = "orchestration_state_not_found"
 NOT_LIVE: Final = "broker_not_live"
@@ -52,7 +51,7 @@ class Entry(NamedTuple):
     @property
     def database(self) -> str:
         """Where its database lies, if a broker ever led it."""
-        return path.join(self.directory, DATABASE)
+        return path.join(self.directory, contract.DATABASE)
 
 
 class Issue(NamedTuple):

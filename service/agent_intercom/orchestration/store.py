@@ -24,7 +24,6 @@ import apsw
 from agent_intercom.host import sqlite
 from agent_intercom.orchestration import contract, rows, schema
 
-DATABASE = "broker.sqlite3"
 LOCK_SUFFIX = ".lock"
 BUSY_TIMEOUT_MS = 100
 OPENING_TIMEOUT_MS = 5_000

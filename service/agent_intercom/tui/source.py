@@ -14,13 +14,13 @@ from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import inotify
-from agent_intercom.orchestration import manifest, reader, rows, runs, runtime, snapshot
+from agent_intercom.orchestration import contract, manifest, reader, rows, runs, runtime, snapshot
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import MAX_EVENTS, Facts, Life, Model, Snapshot
 
 _NAMES: Final = {
-    f"{runs.DATABASE}-journal": inotify.DELETE,
-    f"{runs.DATABASE}.lock": inotify.CLOSE_WRITE,
+    f"{contract.DATABASE}-journal": inotify.DELETE,
+    f"{contract.DATABASE}.lock": inotify.CLOSE_WRITE,
     manifest.NAME: inotify.MOVED_TO,
 }
 """Names in a run's directory, and what has to happen to them to be worth a look."""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from agent_intercom.cli import checks, doctor, sockdiag, status
-from agent_intercom.cli.checks import Check, Units
+from agent_intercom.cli.checks import Units
 from agent_intercom.cli.main import main
 from agent_intercom.cli.sockdiag import Connection, DiagnosisUnavailable, Listener, Sockets
+from agent_intercom.cli.verdicts import Check
 from agent_intercom.host.manager import Manager, ManagerUnreachable
 from agent_intercom.intercom.foreign import Probe
 

@@ -7,12 +7,14 @@ import glob
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from agent_intercom.cli.exits import CommandError, JsonObject, way_out
-from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, chosen_session_id, file_system, here
+from agent_intercom.cli.place import chosen_session_id, file_system, here
 from agent_intercom.cli.setup import RELOAD
 from agent_intercom.cli.status import degraded, verdict
+from agent_intercom.cli.verdicts import Check, State, in_memory, no_manager
+from agent_intercom.cli.verdicts import lingering as lingering_check
 from agent_intercom.host.manager import Manager, ManagerError, lingering
 from agent_intercom.intercom import contract, ownership, paths
 from agent_intercom.intercom.foreign import (
@@ -24,8 +26,6 @@ from agent_intercom.intercom.foreign import (
     is_manager,
     probe,
 )
-
-State: TypeAlias = Literal["ok", "warn", "fail", "unknown"]
 
 SOCKETS: Final = ("intercom.socket", "intercom-gateway.socket")
 SERVICE: Final = "intercom.service"
@@ -41,21 +41,6 @@ _DEGRADED: Final = {
     "OUT_OF_DESCRIPTORS": "close sessions, or raise LimitNOFILE= of intercom.service",
 }
 _DEGRADED_OTHERWISE: Final = "make room for and write access to the state directory; see journalctl --user -u intercom"
-
-
-class Check(NamedTuple):
-    """One finding. `way_out` is empty where there is nothing to do; `details` are further JSON members."""
-
-    name: str
-    state: State
-    text: str
-    way_out: str = ""
-    details: JsonObject = {}
-
-    def result(self) -> JsonObject:
-        """What `doctor --json` prints."""
-        hint = {"wayOut": self.way_out} if self.way_out else {}
-        return {"check": self.name, "state": self.state, "text": self.text, **hint, **self.details}
 
 
 class Units(NamedTuple):
@@ -121,14 +106,7 @@ def environment() -> Iterator[Check]:
         hint = "make it a private directory in memory, or set XDG_RUNTIME_DIR to one"
         yield Check("runtime-directory", "warn", "XDG_RUNTIME_DIR names no directory", hint)
         return
-    kind = file_system(runtime)
-    if kind is None:
-        yield Check("runtime-directory", "unknown", "the file system of XDG_RUNTIME_DIR cannot be told")
-    elif kind in MEMORY_FILE_SYSTEMS:
-        yield Check("runtime-directory", "ok", "XDG_RUNTIME_DIR is in memory")
-    else:
-        hint = "set XDG_RUNTIME_DIR to a directory in memory, such as /run/user/UID"
-        yield Check("runtime-directory", "warn", f"XDG_RUNTIME_DIR is on {kind}: a watch keeps messages there", hint)
+    yield in_memory(file_system(runtime), "a watch keeps messages there")
 
 
 def protocol() -> Iterator[Check]:
@@ -146,17 +124,19 @@ def sockets(found: Units) -> Iterator[Check]:
     """The two socket units: enabled, active, failed and why."""
     for name in SOCKETS:
         if found.problem:
-            yield Check(name, "unknown", f"cannot be asked for: {found.problem}", "run this in a login session")
+            yield no_manager(name, found.problem)
         else:
             yield _socket(name, found.units.get(name))
 
 
 def service(found: Units) -> Iterator[Check]:
     """The broker's service: failed, degraded, or well."""
+    if found.problem:
+        yield no_manager(SERVICE, found.problem)
+        return
     unit = found.units.get(SERVICE)
     if unit is None:
-        text = f"cannot be asked for: {found.problem}" if found.problem else "is not installed"
-        yield Check(SERVICE, "unknown" if found.problem else "fail", text, "" if found.problem else _INSTALL)
+        yield Check(SERVICE, "fail", "is not installed", _INSTALL)
         return
     state, result = unit.get("ActiveState"), unit.get("Result")
     if state == "failed" or result in _LIMITS_HIT:
@@ -229,14 +209,7 @@ def owner_file(found: Units) -> Iterator[Check]:
 
 def login() -> Iterator[Check]:
     """Lingering, and whether this user can read the journal."""
-    match lingering():
-        case True:
-            yield Check("lingering", "ok", "the user manager goes on after logout")
-        case False:
-            text = "the broker and its sockets end with the last logout"
-            yield Check("lingering", "warn", text, "loginctl enable-linger, if agents run while nobody is logged in")
-        case None:
-            yield Check("lingering", "unknown", "cannot be told on this system")
+    yield lingering_check(lingering(), "the broker and its sockets")
     yield _journal()
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from agent_intercom.cli import checks, output
-from agent_intercom.cli.checks import Check
+from agent_intercom.cli import checks, output, verdicts
 from agent_intercom.cli.exits import DEGRADED, OK, CommandError
 from agent_intercom.cli.sockdiag import Connection, DiagnosisUnavailable, look
+from agent_intercom.cli.verdicts import Check, State
 from agent_intercom.intercom import ownership, paths
 from agent_intercom.intercom.foreign import OwnershipError, Probe, foreign_sessions, is_manager, probe, take_over
 
@@ -42,21 +42,12 @@ def doctor(options: argparse.Namespace) -> int:
             _connections(),
         )
     )
-    healthy = not any(check.state == "fail" for check in found)
-    result = {"ok": healthy, "checks": [check.result() for check in found]}
-    if not healthy:
-        failed = [check.name for check in found if check.state == "fail"]
-        result["error"] = {"code": "DEGRADED", "text": f"failed checks: {', '.join(failed)}"}
-    output.finish(options.json, result, _lines(found))
-    return OK if healthy else DEGRADED
-
-
-def _lines(found: list[Check]) -> Iterator[str]:
-    width = max(len(check.name) for check in found)
-    for check in found:
-        yield f"{check.state:<8}{check.name:<{width}}  {output.printable(check.text)}"
-        if check.way_out:
-            yield f"{'':<8}{'':<{width}}  -> {output.printable(check.way_out)}"
+    failed = verdicts.failed_names(found)
+    result: dict[str, object] = {"ok": not failed, "checks": [check.result() for check in found]}
+    if failed:
+        result["error"] = {"code": "DEGRADED", "text": f"failed checks: {failed}"}
+    output.finish(options.json, result, verdicts.lines(found))
+    return DEGRADED if failed else OK
 
 
 def _settings() -> Iterator[Check]:
@@ -79,9 +70,8 @@ def _connections() -> Iterator[Check]:
         yield Check("connections", "unknown", str(error), "install pyroute2 to see backlog and unread bytes")
         return
     waiting = sum(listener.waiting for listener in second.listeners)
-    state: checks.State = (
-        "warn" if waiting and waiting == sum(listener.waiting for listener in first.listeners) else "ok"
-    )
+    stuck = waiting and waiting == sum(listener.waiting for listener in first.listeners)
+    state: State = "warn" if stuck else "ok"
     hint = "the broker does not accept; journalctl --user -u intercom.service" if state == "warn" else ""
     unread = sum(connection.unread for connection in second.connections)
     details = {"backlog": waiting, "connections": [_connection(connection) for connection in second.connections]}

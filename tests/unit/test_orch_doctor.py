@@ -4,22 +4,30 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import subprocess
+import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import agent_intercom
+from agent_intercom.cli import dependencies
+from agent_intercom.cli.dependencies import DEPENDENCIES
 from agent_intercom.cli.orchestrate import findings
 from agent_intercom.cli.orchestrate.findings import Systemd
 from agent_intercom.orchestration import hosting, tmux
-from tests.unit.orchcli import Home
+from tests.unit.orchcli import Home, Said
 from tests.unit.test_orch_pruning import age, make, place, root_of
 
 VERSION = "257.9-1"
-CHECK_KEYS = {"name", "status", "detail", "way_out"}
+CONTRACT = {"commands", "tmux", "model_checks", "model_policy", "budget_policy", "paths"}
+MEMBERS = CONTRACT | {"systemd", "runs", "checks"}
 
 
 @pytest.fixture
@@ -47,32 +55,31 @@ def well(home: Home, **changes: Any) -> Systemd:
 @pytest.fixture
 def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A machine on which everything is well."""
-    monkeypatch.setattr(findings, "ask_manager", lambda live: well(home))
+    monkeypatch.setattr(findings, "ask_manager", lambda runtime_dir: well(home))
     monkeypatch.setattr(findings, "file_system", lambda directory: "tmpfs")
     return home
 
 
 def say(monkeypatch: pytest.MonkeyPatch, found: Systemd) -> None:
-    monkeypatch.setattr(findings, "ask_manager", lambda live: found)
+    monkeypatch.setattr(findings, "ask_manager", lambda runtime_dir: found)
 
 
 def checks(home: Home, *words: str) -> dict[str, tuple[str, str, str]]:
-    """Name to status, detail and way out; what is told of twice is there once, by the worst."""
+    """Name to state, text and way out; what is told of twice is there once, by the worst."""
     told: dict[str, tuple[str, str, str]] = {}
-    worse = ["ok", "warn", "fail"]
+    worse = ["ok", "unknown", "warn", "fail"]
     for check in home.json("doctor", *words).envelope["data"]["checks"]:
-        assert check.keys() == CHECK_KEYS
-        assert (check["way_out"] is None) == (check["status"] == "ok")
-        new = (check["status"], check["detail"], check["way_out"] or "")
-        if worse.index(new[0]) >= worse.index(told.get(check["name"], ("ok", "", ""))[0]):
-            told[check["name"]] = new
+        assert check.keys() - {"wayOut"} == {"check", "state", "text"}
+        assert "wayOut" in check or check["state"] in {"ok", "unknown"}
+        new = (check["state"], check["text"], check.get("wayOut", ""))
+        if worse.index(new[0]) >= worse.index(told.get(check["check"], ("ok", "", ""))[0]):
+            told[check["check"]] = new
     return told
 
 
 def test_the_shape_of_the_answer(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     data = machine.json("doctor").data
-    contract = {"commands", "tmux", "model_checks", "model_policy", "budget_policy", "paths"}
-    assert data.keys() == contract | {"systemd", "runs", "checks"}
+    assert data.keys() == MEMBERS
     commands = {command["name"]: command for command in data["commands"]}
     assert commands["pi"] == {"name": "pi", "status": "ok", "path": str(machine.bin / "pi")}
     assert commands["pi-bridge"]["path"] == str(machine.root / "package/extensions/orchestrator-worker.js")
@@ -99,7 +106,7 @@ def test_the_shape_of_the_answer(machine: Home, monkeypatch: pytest.MonkeyPatch)
     expected = {"reachable": True, "version": VERSION, "lingering": True}
     assert data["systemd"] == expected | {"units_installed": True, "units_current": True}
     assert data["runs"] == {"live": 0, "failed": 0, "leftovers": 0, "retained": 0, "bytes": 0}
-    assert {check["status"] for check in data["checks"]} == {"ok"}
+    assert {check["state"] for check in data["checks"]} == {"ok"}
 
 
 def test_nothing_is_made_by_looking(machine: Home) -> None:
@@ -117,7 +124,7 @@ def test_what_a_person_reads(machine: Home, monkeypatch: pytest.MonkeyPatch) -> 
     assert said.code == 1
     assert said.err.startswith("orchestrate: failed checks: systemd; systemd: no user service manager answers")
     assert said.err.count("\n") == 1
-    assert "-> loginctl enable-linger, if runs" in said.out
+    assert "-> loginctl enable-linger, if they" in said.out
 
 
 def test_a_missing_prerequisite_has_data_all_the_same(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +185,67 @@ def test_the_runtime_directory(machine: Home, monkeypatch: pytest.MonkeyPatch) -
     assert said.envelope["data"]["runs"]["retained"] is None
 
 
-def test_a_module_that_is_missing(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "MODULES", ("json", "no_such_module_anywhere"))
-    assert checks(machine)["modules"][:2] == ("fail", "missing: no_such_module_anywhere")
+BLOCKED = """
+import sys
+from agent_intercom.cli import dependencies
+
+blocked = set(sys.argv[1].split(","))
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+
+sys.meta_path.insert(0, Blocker())
+find = dependencies.find_spec
+dependencies.find_spec = lambda name: None if name in blocked else find(name)
+from agent_intercom.cli.orchestrate.main import main
+
+sys.exit(main(sys.argv[2:]))
+"""
+"""Runs the command line in a Python that lacks some modules."""
+
+
+def lacking(home: Home, names: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCKED, names, *words]
+    source = Path(agent_intercom.__file__).parent.parent
+    environ = {**home.environment, "PYTHONPATH": str(source)}
+    return subprocess.run(command, env=environ, cwd=home.project, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("names", [*(each.module for each in DEPENDENCIES), ",".join(e.module for e in DEPENDENCIES)])
+def test_modules_that_are_missing(home: Home, names: str) -> None:
+    done = lacking(home, names, "doctor", "--json", "--skip-model-check")
+    said = Said(done.returncode, done.stdout, done.stderr)
+    code, message = said.error
+    assert (said.code, code) == (1, "missing_prerequisite")
+    data = said.envelope["data"]
+    assert data.keys() == MEMBERS
+    (told,) = [check for check in data["checks"] if check["check"] == "modules"]
+    assert (told["state"], told["text"]) == ("fail", f"missing: {names.replace(',', ', ')}")
+    for each in DEPENDENCIES:
+        wanted = each.module in names.split(",")
+        assert (f" {each.debian} " in told["wayOut"].replace(";", " ")) is wanted
+        assert (f" {each.pypi} " in told["wayOut"].replace(")", " ")) is wanted
+    assert "modules" in message and "report it" not in message
+
+
+def test_what_a_failed_import_comes_to() -> None:
+    text = dependencies.missing_module(ModuleNotFoundError("No module", name="pydantic_settings.sources"))
+    assert text.startswith("the Python module pydantic_settings is missing: install")
+    assert "apt install python3-pydantic-settings" in text and "pip install pydantic-settings" in text
+    assert dependencies.missing_module(ModuleNotFoundError("No module", name="agent_intercom.none")) == ""
+    assert dependencies.missing_module(ImportError("cannot import name", name="msgspec")) == ""
+
+
+def test_every_module_that_is_declared_is_known() -> None:
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = [*declared["dependencies"], *declared["optional-dependencies"]["systemd"]]
+    names = {re.split(r"[<>=]", each)[0] for each in wanted} | {"pydantic"}
+    assert {each.pypi for each in DEPENDENCIES} == names - {"pyroute2"}
 
 
 def test_the_harness(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +293,7 @@ def test_which_of_two_files_counts(machine: Home) -> None:
     told = checks(machine)
     assert told["settings-unused"][:2] == (
         "warn",
-        f"{original} does not count: orchestrate.toml speaks of the same",
+        f"{original} does not count: orchestrate.toml says something about models",
     )
     assert "orchestrate.toml (models)" in told["settings"][1]
 
@@ -263,7 +328,7 @@ def test_a_run_that_lives_and_cannot_be_read(machine: Home) -> None:
         (run / "manifest.json").write_text("{")
         status, detail, way_out = checks(machine)["run"]
     assert status == "fail" and detail.startswith("team: it lives, and cannot be read")
-    assert way_out == f"look at {run}"
+    assert way_out == f"look at {run}; to end it: systemctl --user stop orchestrate-teamr1.slice"
 
 
 def test_units_that_have_failed(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,6 +383,7 @@ def test_a_state_root_that_is_a_link(machine: Home) -> None:
 
 def test_runs_in_tmux(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine.root / f"tmux-{os.geteuid()}").mkdir()
+    (machine.root / f"tmux-{os.geteuid()}/default").touch()
     monkeypatch.setenv("TMUX_TMPDIR", str(machine.root))
     script = """#!/bin/sh
 case "$1" in
@@ -356,6 +422,6 @@ def test_texts_from_files_cannot_move_the_cursor(machine: Home) -> None:
 
 def test_no_manager_is_one_line(home: Home) -> None:
     """Without a bus, as the function itself says it."""
-    found = findings.ask_manager([])
+    found = findings.ask_manager(None)
     assert not found.reachable and found.problem and "\n" not in found.problem
     assert found.result()["units_current"] is None

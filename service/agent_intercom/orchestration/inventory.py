@@ -7,6 +7,7 @@ looked at, where `runs` reads pages: a state root may hold more than a page.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -15,7 +16,8 @@ from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import privatefiles
-from agent_intercom.orchestration import manifest, places, rootscan, runs, runtime, startup, tmux
+from agent_intercom.orchestration import manifest, places, rootscan, runtime, startup, tmux
+from agent_intercom.orchestration.contract import Code
 from agent_intercom.orchestration.errors import Refusal
 
 SYSTEMD: Final = "systemd"
@@ -23,6 +25,7 @@ TMUX: Final = "tmux"
 
 LIVE: Final = "live"
 PLACED: Final = "placed"
+LEFT: Final = "left"
 IN_TMUX: Final = "in-tmux"
 IN_USE: Final = "in-use"
 ORIGINAL: Final = "original"
@@ -30,6 +33,7 @@ UNREADABLE: Final = "unreadable"
 HELD: Final = {
     LIVE: "it lives",
     PLACED: "it is being started, or was not stopped",
+    LEFT: "processes of it are left",
     IN_TMUX: "it lives in tmux",
     IN_USE: "a process has its directory or a file of it open",
     ORIGINAL: "it is the tmux program's",
@@ -37,6 +41,7 @@ HELD: Final = {
 }
 """Why a run is left alone, whatever its age."""
 
+_SLICE: Final = re.compile(r"/orchestrate-([a-z0-9]{1,32})\.slice(?:/|$)", re.ASCII | re.MULTILINE)
 _RUN_ID: Final = re.compile(r"\d{8}T\d{6}Z-\d{1,10}", re.ASCII)
 _FILES: Final = re.compile(
     r"startup\.json|startup-state|[a-z]+\.token|[a-z]+\.system\.md|broker\.sqlite3(-journal|\.lock)?|sessions"
@@ -55,7 +60,8 @@ EMPTY_SESSION: Final = "empty-session"
 class RunFiles(NamedTuple):
     """A run's directory: `host` None where the manifest cannot be read, `ended` the newest change of a file of it.
 
-    `held` is empty or a key of `HELD`; `startup` tells whether the bodies that it was to begin with are still there.
+    `held` is empty or a key of `HELD`; `startup` has the bytes of the bodies that it was to begin with, None where they
+    are gone.
     """
 
     session: str
@@ -67,16 +73,20 @@ class RunFiles(NamedTuple):
     ended: float
     size: int
     held: str
-    startup: bool
+    startup: int | None
 
 
 class Leftover(NamedTuple):
-    """What belongs to no run that goes on: a kind, the file or directory, when it was changed, and its bytes."""
+    """What belongs to no run that goes on: a kind, the file or directory, when it was changed, and its bytes.
+
+    `session` is the name of the directory that it lies in or is.
+    """
 
     kind: str
     name: str
     changed: float
     size: int
+    session: str
 
 
 class Inventory(NamedTuple):
@@ -91,8 +101,8 @@ class _Measured(NamedTuple):
     newest: float
 
 
-def take(environ: Mapping[str, str], now: float, *, original: bool, session: str | None = None) -> Inventory:
-    """Look at every run of ours, and with `original` at those of the tmux program; of one `session` or of all.
+def take(environ: Mapping[str, str], now: float, *, original: bool) -> Inventory:
+    """Look at every run of ours, and with `original` at those of the tmux program. What goes meanwhile is left out.
 
     `now` is in seconds since 1970.
 
@@ -107,23 +117,24 @@ def take(environ: Mapping[str, str], now: float, *, original: bool, session: str
     found: list[RunFiles] = []
     leftovers: list[Leftover] = []
     for root in roots if original else roots[:1]:
-        for name, directory in _directories(rootscan.canonical(root)):
-            if session not in {None, name} or not rootscan.is_name(name):
+        for session, directory in _directories(rootscan.canonical(root)):
+            if not rootscan.is_name(session):
                 continue
-            empty = True
             for run_id, run_directory in _directories(directory):
-                empty = False
                 if rootscan.is_name(run_id):
-                    _look(name, run_id, run_directory, placed, hosted, original, found, leftovers)
-            if empty and default and not os.listdir(directory):
-                leftovers.append(Leftover(EMPTY_SESSION, directory, os.lstat(directory).st_mtime, 0))
+                    with contextlib.suppress(FileNotFoundError):
+                        _look(session, run_id, run_directory, placed, hosted, original, found, leftovers)
+            if default:
+                with contextlib.suppress(FileNotFoundError):
+                    leftovers += _empty(session, directory)
     used = in_use([each.directory for each in found] + [each.name for each in leftovers])
-    found = [each._replace(held=each.held or _held_anyhow(each, now, used)) for each in found]
+    working = with_processes()
+    found = [each._replace(held=each.held or _held_anyhow(each, now, used, working)) for each in found]
     leftovers = [each for each in leftovers if each.name not in used]
     leftovers += [
-        Leftover(STARTUP_FILE, path.join(each.directory, startup.NAME), each.ended, 0)
+        Leftover(STARTUP_FILE, path.join(each.directory, startup.NAME), each.ended, each.startup, each.session)
         for each in found
-        if each.startup and not each.held
+        if each.startup is not None and not each.held
     ]
     found.sort(key=lambda each: (each.session, each.run_id, each.root))
     leftovers.sort()
@@ -134,7 +145,16 @@ def stale_places(environ: Mapping[str, str]) -> list[str]:
     """The units of which the place is there although nobody listens for them: `run.json` of runs that do not live."""
     runtime_dir = runtime.runtime_dir(environ)
     listeners = runtime.listening()
-    return [unit for unit in _units(runtime_dir) if runtime.socket_path(runtime_dir, unit) not in listeners]
+    return [unit for unit in runtime.units(runtime_dir) if runtime.socket_path(runtime_dir, unit) not in listeners]
+
+
+def with_processes() -> set[str]:
+    """The unit ids of the runs in whose slices processes are (proc_pid_cgroup(5)), whether anybody listens or not."""
+    found: set[str] = set()
+    for process in _processes():
+        with contextlib.suppress(OSError), open(f"/proc/{process}/cgroup", encoding="utf-8", errors="replace") as file:
+            found.update(_SLICE.findall(file.read()))
+    return found
 
 
 def in_use(directories: Iterable[str]) -> set[str]:
@@ -151,10 +171,18 @@ def in_use(directories: Iterable[str]) -> set[str]:
     return used
 
 
-def _held_anyhow(run: RunFiles, now: float, used: set[str]) -> str:
+def _held_anyhow(run: RunFiles, now: float, used: set[str], working: set[str]) -> str:
+    if run.unit in working:
+        return LEFT
     if run.directory in used:
         return IN_USE
-    return PLACED if run.startup and now - run.ended < STARTING_S else ""
+    return PLACED if run.startup is not None and now - run.ended < STARTING_S else ""
+
+
+def _empty(session: str, directory: str) -> Iterator[Leftover]:
+    """A session's directory that has nothing in it. Raises FileNotFoundError where it is gone."""
+    if not os.listdir(directory):
+        yield Leftover(EMPTY_SESSION, directory, os.lstat(directory).st_mtime, 0, session)
 
 
 def _look(
@@ -167,7 +195,7 @@ def _look(
     found: list[RunFiles],
     leftovers: list[Leftover],
 ) -> None:
-    """Add one directory that may be a run's to what it is."""
+    """Add one directory that may be a run's to what it is. Raises FileNotFoundError where it is gone."""
     measured = _measure(directory)
     host = unit = None
     held = placed.get(directory, "")
@@ -176,7 +204,7 @@ def _look(
     except Refusal as refusal:
         if refusal.code == "run_gone" and not held and directory not in hosted:
             if _is_half_made(run_id, directory):
-                leftovers.append(Leftover(HALF_MADE, directory, measured.newest, measured.size))
+                leftovers.append(Leftover(HALF_MADE, directory, measured.newest, measured.size, session))
             return
         held = held or UNREADABLE
     else:
@@ -185,7 +213,7 @@ def _look(
             held = "" if original else ORIGINAL
     if directory in hosted:
         held = IN_TMUX
-    bodies = path.lexists(path.join(directory, startup.NAME))
+    bodies = _bytes(path.join(directory, startup.NAME))
     root = path.dirname(path.dirname(directory))
     found.append(RunFiles(session, run_id, directory, root, host, unit, measured.newest, measured.size, held, bodies))
 
@@ -199,21 +227,13 @@ def _placed(runtime_dir: str) -> dict[str, str]:
     """From the directory of every run that was started and not stopped to how it is held."""
     listeners = runtime.listening()
     found = {}
-    for unit in _units(runtime_dir):
+    for unit in runtime.units(runtime_dir):
         try:
             directory = runtime.read(runtime_dir, unit).directory
         except Refusal:
             continue
         found[directory] = LIVE if runtime.socket_path(runtime_dir, unit) in listeners else PLACED
     return found
-
-
-def _units(runtime_dir: str) -> list[str]:
-    try:
-        names = os.listdir(path.join(runtime_dir, "agent-intercom", "run"))
-    except OSError:
-        return []
-    return sorted(name for name in names if manifest.UNIT_ID.fullmatch(name))
 
 
 def _directories(directory: str) -> Iterator[tuple[str, str]]:
@@ -227,7 +247,7 @@ def _directories(directory: str) -> Iterator[tuple[str, str]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise Refusal(runs.ERROR, "a directory of runs is a link, another user's, or cannot be read", "root") from error
+        raise Refusal(Code.ERROR, "a directory of runs is a link, another user's, or cannot be read", "root") from error
     for name in names:
         below = path.join(directory, name)
         try:
@@ -251,11 +271,21 @@ def _measure(directory: str) -> _Measured:
     return _Measured(size, newest or os.lstat(directory).st_mtime)
 
 
+def _bytes(name: str) -> int | None:
+    """How long a file is; None where it is not there."""
+    try:
+        return os.lstat(name).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _processes() -> Iterator[str]:
+    return filter(str.isdigit, os.listdir("/proc"))
+
+
 def _open_names() -> Iterator[str]:
     """What the working directories and descriptors of this user's processes lead to."""
-    for process in os.listdir("/proc"):
-        if not process.isdigit():
-            continue
+    for process in _processes():
         base = f"/proc/{process}"
         yield from _target(f"{base}/cwd")
         try:

@@ -8,7 +8,7 @@ it is gone at reboot, and when the run's socket unit stops. Nothing in it is eve
 `runtime_dir` is always what systemd calls `%t`. Functions raise Refusal: `unit_invalid` for what is no unit id,
 `run_unknown` where nothing was written, `run_foreign` where a directory or the file is a link, another user's or open
 to others, `run_invalid` for content that is not what `write` writes, `run_exists` where the run was written already,
-`run_unwritable` where the file system refuses. `live` and `listening` raise nothing.
+`run_unwritable` where the file system refuses. `live`, `units` and `listening` raise nothing.
 """
 
 from __future__ import annotations
@@ -219,18 +219,23 @@ def live(runtime_dir: str) -> list[Live]:
 
     Nothing is written, connected to or started, and what is not as `write` makes it is passed over.
     """
-    directory = path.join(runtime_dir, "agent-intercom", "run")
-    try:
-        units = sorted(name for name in os.listdir(directory) if UNIT_ID.fullmatch(name))
-    except OSError:
-        return []
-    listeners = listening() if units else frozenset[str]()
+    placed = units(runtime_dir)
+    listeners = listening() if placed else frozenset[str]()
     found = []
-    for unit in units:
+    for unit in placed:
         if socket_path(runtime_dir, unit) in listeners:
             with contextlib.suppress(Refusal):
                 found.append(Live(unit, read(runtime_dir, unit).directory))
     return found
+
+
+def units(runtime_dir: str) -> list[str]:
+    """The units of the runs that have a place, whether they are up or not."""
+    try:
+        names = os.listdir(path.join(runtime_dir, "agent-intercom", "run"))
+    except OSError:
+        return []
+    return sorted(name for name in names if UNIT_ID.fullmatch(name))
 
 
 def listening() -> frozenset[str]:

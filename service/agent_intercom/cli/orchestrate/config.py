@@ -37,7 +37,7 @@ def check(options: argparse.Namespace) -> Answer:
     settings = _settings(found.configuration, project)
     counted = [file.path for file in found.files if file.counted]
     lines = [f"ok ({', '.join(map(output.printable, counted)) or 'nothing is configured'})"]
-    lines += [f"{output.printable(file.path)} does not count: {_instead(file)}" for file in _passed_over(found)]
+    lines += [f"{output.printable(file.path)} does not count: {instead(file)}" for file in passed_over(found)]
     return Answer(_data(found, settings, []), lines)
 
 
@@ -130,12 +130,13 @@ def _root_source() -> Source:
     return Source("environment", key="XDG_STATE_HOME") if path.isabs(os.environ.get("XDG_STATE_HOME", "")) else PACKAGED
 
 
-def _passed_over(found: Examined) -> list[File]:
+def passed_over(found: Examined) -> list[File]:
     """The original's files that are there and do not count, because ours speaks of the same."""
     return [file for file in found.files if file.present and not file.counted and file.kind != ORCHESTRATE]
 
 
-def _instead(file: File) -> str:
+def instead(file: File) -> str:
+    """Why such a file does not count."""
     return f"{places.CONFIG_NAME} says something about {'models' if 'models' in file.kind else 'budgets'}"
 
 
@@ -143,8 +144,8 @@ def _lines(found: Examined, settings: dict[str, Setting], project: str) -> Itera
     yield f"# for {output.printable(project)}"
     for file in found.files:
         state = ", ".join(file.counted) if file.counted else "says nothing" if file.present else "not there"
-        if file in _passed_over(found):
-            state = f"does not count: {_instead(file)}"
+        if file in passed_over(found):
+            state = f"does not count: {instead(file)}"
         yield f"# {output.printable(file.path)}: {state}"
     for key, (value, source) in settings.items():
         where = ": ".join(part for part in (path.basename(source.file), source.key) if part)

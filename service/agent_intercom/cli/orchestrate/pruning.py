@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import errno
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -15,7 +16,7 @@ from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, CommandFailure, JsonObject
 from agent_intercom.orchestration import inventory, retention, rundir, runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.orchestration.inventory import Leftover, RunFiles
+from agent_intercom.orchestration.inventory import Inventory, Leftover, RunFiles
 
 if TYPE_CHECKING:
     from agent_intercom.orchestration.config.shapes import Configuration
@@ -26,6 +27,9 @@ _LEFTOVERS: Final = {
     inventory.HALF_MADE: "a run that was never complete",
     inventory.EMPTY_SESSION: "a session without a run",
 }
+_OVERTAKEN: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
+"""Errors of rmdir(2) where somebody else has removed the directory meanwhile, or has put something into it."""
+
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -45,22 +49,34 @@ class Plan(NamedTuple):
     kept: list[RunFiles]
 
 
+class Outcome(NamedTuple):
+    """What was removed, and from what could not be to the reason. What is in neither was gone, or in use again."""
+
+    removed: set[str]
+    failed: dict[str, str]
+
+    def done(self, plan: Plan) -> Plan:
+        """The part of a plan that was carried out."""
+        runs = [(run, reason) for run, reason in plan.runs if run.directory in self.removed]
+        return Plan(runs, [each for each in plan.leftovers if each.name in self.removed], plan.kept)
+
+
 def prune(options: argparse.Namespace) -> Answer:
     """`prune`: tell which runs are not kept any more, or remove them."""
     rules = _rules(options)
     now = time.time()
     if not options.yes:
         plan = _plan(options, rules, now)
-        return Answer(_data(options, rules, plan, now, {}), _preview(options, rules, plan, now))
+        return Answer(_data(options, rules, plan, now, Outcome(set(), {})), _preview(options, rules, plan, now))
     with runtime.lock(_runtime_dir()):
         plan = _plan(options, rules, now)
-        failed = _remove(plan)
-    data = _data(options, rules, plan, now, failed)
+        outcome = _remove(plan)
+    data, lines, failed = _data(options, rules, plan, now, outcome), _told(plan, outcome), outcome.failed
     if not failed:
-        return Answer(data, _told(plan, failed))
+        return Answer(data, lines)
     text = f"{len(failed)} of {len(plan.runs) + len(plan.leftovers)} could not be removed, the first because "
     hint = "See its permissions, and remove it by hand"
-    return Answer(data, _told(plan, failed), (LOCAL_RUNTIME_ERROR, f"{text}{next(iter(failed.values()))}. {hint}"))
+    return Answer(data, lines, (LOCAL_RUNTIME_ERROR, f"{text}{next(iter(failed.values()))}. {hint}"))
 
 
 def rules_in(configuration: Configuration) -> Rules:
@@ -87,16 +103,33 @@ def _runtime_dir() -> str:
         raise CommandFailure("orchestration_error", text, f"Set it to /run/user/{os.getuid()}.") from refusal
 
 
-def _plan(options: argparse.Namespace, rules: Rules, now: float) -> Plan:
-    _runtime_dir()
-    found = inventory.take(os.environ, now, original=options.original, session=options.session)
+def choose(found: Inventory, rules: Rules, now: float) -> list[tuple[RunFiles, str]]:
+    """The runs that the rules do not keep, by root and oldest first, each with the reason (`retention.choose`)."""
     by_directory = {run.directory: run for run in found.runs}
     candidates = [retention.Candidate(run.root, run.directory, run.ended, bool(run.held)) for run in found.runs]
     chosen = retention.choose(candidates, now, rules.keep_days, rules.keep_runs)
-    runs = [(by_directory[each.candidate.directory], each.reason) for each in chosen]
+    return [(by_directory[each.candidate.directory], each.reason) for each in chosen]
+
+
+def _plan(options: argparse.Namespace, rules: Rules, now: float) -> Plan:
+    _runtime_dir()
+    found = inventory.take(os.environ, now, original=options.original)
+    if options.keep is not None:
+        # Who says how many are to be kept of a session does not mean how many of all.
+        found = _of_session(found, options.session)
+    chosen = choose(found, rules, now)
+    found = _of_session(found, options.session)
+    runs = [(run, reason) for run, reason in chosen if options.session in {None, run.session}]
     gone = {run.directory for run, _ in runs}
     leftovers = [each for each in found.leftovers if _is_due(each, now) and os.path.dirname(each.name) not in gone]
     return Plan(runs, leftovers, [run for run in found.runs if run.directory not in gone])
+
+
+def _of_session(found: Inventory, session: str | None) -> Inventory:
+    if session is None:
+        return found
+    runs = [run for run in found.runs if run.session == session]
+    return Inventory(runs, [each for each in found.leftovers if each.session == session])
 
 
 def _is_due(leftover: Leftover, now: float) -> bool:
@@ -104,36 +137,39 @@ def _is_due(leftover: Leftover, now: float) -> bool:
     return leftover.kind == inventory.STARTUP_FILE or now - leftover.changed > retention.DAY_S
 
 
-def _remove(plan: Plan) -> dict[str, str]:
-    """Remove it all; from what could not be removed to the reason."""
-    failed = {}
+def _remove(plan: Plan) -> Outcome:
+    """Remove it all, as far as it is still there and nobody has a use for it."""
+    outcome = Outcome(set(), {})
     runs = [(run.directory, "") for run, _ in plan.runs]
     for name, kind in [*runs, *((each.name, each.kind) for each in plan.leftovers)]:
         try:
-            _remove_one(name, kind)
+            if _remove_one(name, kind):
+                outcome.removed.add(name)
         except Refusal as refusal:
             if refusal.code != "run_gone":
-                failed[name] = refusal.text
+                outcome.failed[name] = refusal.text
         except OSError as error:
-            failed[name] = os.strerror(error.errno or 0)
-    return failed
+            outcome.failed[name] = os.strerror(error.errno or 0)
+    return outcome
 
 
-def _remove_one(name: str, kind: str) -> None:
+def _remove_one(name: str, kind: str) -> bool:
+    """Whether it was there to be removed, and nobody had a use for it."""
     if kind == inventory.STARTUP_FILE:
-        rundir.delete_startup(os.path.dirname(name))
-    elif kind == inventory.EMPTY_SESSION:
-        # Where it is not empty any more, somebody has use for it.
-        with contextlib.suppress(OSError):
-            os.rmdir(name)
-    else:
+        return rundir.delete_startup(os.path.dirname(name))
+    if kind != inventory.EMPTY_SESSION:
         rundir.remove(name)
+        return True
+    try:
+        os.rmdir(name)
+    except OSError as error:
+        if error.errno in _OVERTAKEN:
+            return False
+        raise
+    return True
 
 
-def _data(options: argparse.Namespace, rules: Rules, plan: Plan, now: float, failed: dict[str, str]) -> JsonObject:
-    def removed(name: str) -> bool:
-        return options.yes and name not in failed
-
+def _data(options: argparse.Namespace, rules: Rules, plan: Plan, now: float, outcome: Outcome) -> JsonObject:
     runs = [
         {
             "session": run.session,
@@ -144,8 +180,8 @@ def _data(options: argparse.Namespace, rules: Rules, plan: Plan, now: float, fai
             "age_days": _days(now - run.ended),
             "bytes": run.size,
             "reason": reason,
-            "removed": removed(run.directory),
-            "error": failed.get(run.directory),
+            "removed": run.directory in outcome.removed,
+            "error": outcome.failed.get(run.directory),
         }
         for run, reason in plan.runs
     ]
@@ -154,22 +190,18 @@ def _data(options: argparse.Namespace, rules: Rules, plan: Plan, now: float, fai
             "kind": each.kind,
             "path": each.name,
             "bytes": each.size,
-            "removed": removed(each.name),
-            "error": failed.get(each.name),
+            "removed": each.name in outcome.removed,
+            "error": outcome.failed.get(each.name),
         }
         for each in plan.leftovers
     ]
-    held: dict[str, int] = {}
-    for run in plan.kept:
-        if run.held:
-            held[run.held] = held.get(run.held, 0) + 1
     return {
         "dry_run": not options.yes,
         "rules": {"keep_days": rules.keep_days, "keep_runs": rules.keep_runs, "source": rules.source},
         "runs": runs,
         "leftovers": leftovers,
         "bytes": sum(each["bytes"] for each in [*runs, *leftovers] if not options.yes or each["removed"]),
-        "kept": {"total": len(plan.kept), "held": held},
+        "kept": {"total": len(plan.kept), "held": _held(plan)},
     }
 
 
@@ -182,41 +214,42 @@ def _preview(options: argparse.Namespace, rules: Rules, plan: Plan, now: float) 
     if not plan.runs and not plan.leftovers:
         yield f"Nothing to remove: {_kept(plan)}."
     else:
-        yield f"Would remove {_amount(plan, {})}. Kept: {_kept(plan)}."
-        yield f"Nothing was removed; `{_again(options)} --yes` removes exactly these."
-    yield f"Rules: {_spoken(rules)} ({rules.source})."
+        yield f"Would remove {_amount(plan)}. Kept: {_kept(plan)}."
+        yield f"Nothing was removed; `{_again(options)} --yes` looks again, and removes what is due then."
+    yield f"Rules: {_spoken(rules, options)} ({rules.source})."
 
 
 def _row(run: RunFiles, reason: str, now: float) -> tuple[str, ...]:
     return run.session, run.run_id, f"{_days(now - run.ended)} days ago", size(run.size), REASONS[reason]
 
 
-def _told(plan: Plan, failed: dict[str, str]) -> Iterator[str]:
-    for run, _ in plan.runs:
-        if run.directory not in failed:
-            yield f"removed {output.printable(run.session)} {output.printable(run.run_id)} ({size(run.size)})"
-    for each in plan.leftovers:
-        if each.name not in failed:
-            yield f"removed {_LEFTOVERS[each.kind]}: {output.printable(each.name)}"
-    for name, why in failed.items():
-        yield f"could not be removed ({why}): {output.printable(name)}"
-    yield f"Removed {_amount(plan, failed)}. Kept: {_kept(plan)}."
+def _told(plan: Plan, outcome: Outcome) -> Iterator[str]:
+    done = outcome.done(plan)
+    for run, _ in done.runs:
+        yield f"removed {output.printable(run.session)} {output.printable(run.run_id)} ({size(run.size)})"
+    for each in done.leftovers:
+        yield f"removed {_LEFTOVERS[each.kind]}: {output.printable(each.name)}"
+    for name in [*(run.directory for run, _ in plan.runs), *(each.name for each in plan.leftovers)]:
+        if name in outcome.failed:
+            yield f"could not be removed ({outcome.failed[name]}): {output.printable(name)}"
+        elif name not in outcome.removed:
+            yield f"gone, or in use by now: {output.printable(name)}"
+    yield f"Removed {_amount(done)}. Kept: {_kept(plan)}."
 
 
-def _amount(plan: Plan, failed: Iterable[str]) -> str:
-    runs = [run for run, _ in plan.runs if run.directory not in failed]
-    others = [each for each in plan.leftovers if each.name not in failed]
-    total = sum(run.size for run in runs) + sum(each.size for each in others)
-    return f"{_count(len(runs), 'run')} and {_count(len(others), 'leftover')}, {size(total)}"
+def _amount(plan: Plan) -> str:
+    total = sum(run.size for run, _ in plan.runs) + sum(each.size for each in plan.leftovers)
+    return f"{_count(len(plan.runs), 'run')} and {_count(len(plan.leftovers), 'leftover')}, {size(total)}"
 
 
 def _kept(plan: Plan) -> str:
-    reasons: dict[str, int] = {}
-    for run in plan.kept:
-        if run.held:
-            reasons[run.held] = reasons.get(run.held, 0) + 1
-    words = ", ".join(f"{count} because {inventory.HELD[held]}" for held, count in sorted(reasons.items()))
+    words = ", ".join(f"{count} because {inventory.HELD[held]}" for held, count in sorted(_held(plan).items()))
     return _count(len(plan.kept), "run") + (f" ({words})" if words else "")
+
+
+def _held(plan: Plan) -> dict[str, int]:
+    """How many of the runs that stay are held, by the reason."""
+    return dict(Counter(run.held for run in plan.kept if run.held))
 
 
 def _again(options: argparse.Namespace) -> str:
@@ -228,9 +261,10 @@ def _again(options: argparse.Namespace) -> str:
     return " ".join(words)
 
 
-def _spoken(rules: Rules) -> str:
+def _spoken(rules: Rules, options: argparse.Namespace) -> str:
+    of = "a directory of runs" if options.session is None or options.keep is None else "the session"
     days = "whatever their age" if rules.keep_days is None else f"those of the last {rules.keep_days} days"
-    number = "however many" if rules.keep_runs is None else f"at most {rules.keep_runs} of a directory of runs"
+    number = "however many" if rules.keep_runs is None else f"at most {rules.keep_runs} of {of}"
     return f"runs are kept, {days}, {number}"
 
 

@@ -8,19 +8,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent_intercom.cli.orchestrate.answer import JsonObject
-from agent_intercom.cli.orchestrate.findings import PRUNE, TIMER, Finding, Systemd
-from agent_intercom.cli.orchestrate.pruning import Rules, size
-from agent_intercom.orchestration import hosting, inventory, retention, runs, runtime
+from agent_intercom.cli.orchestrate.findings import PRUNE, TIMER, Systemd
+from agent_intercom.cli.orchestrate.pruning import Rules, choose, size
+from agent_intercom.cli.verdicts import Check
+from agent_intercom.orchestration import hosting, inventory, runs, runtime
 from agent_intercom.orchestration.inventory import Inventory
 
 _DEGRADED: Final = "degraded: "
 _UNIT: Final = re.compile(r"orchestrate(?:@([a-z0-9]+)\.(?:service|socket)|-([a-z0-9]+)-[a-z]+-g\d+\.service)")
 
 
+class Lying(NamedTuple):
+    """What the files say of runs; None where nobody can tell, and why, as far as that is not said elsewhere.
+
+    `units` are those of the runs that live, by directory; `stale` those of runs that were started and not stopped, and
+    that nobody listens for.
+    """
+
+    live: runs.Runs | None
+    inventory: Inventory | None
+    stale: Sequence[str] = ()
+    units: Mapping[str, str] = {}
+    problem: str = ""
+
+
 class Counted(NamedTuple):
     """How many runs of each kind there are. None: that cannot be told."""
 
-    live: int
+    live: int | None
     failed: int
     leftovers: int | None
     retained: int | None
@@ -31,27 +46,33 @@ class Counted(NamedTuple):
         return dict(self._asdict())
 
 
-def count(live: runs.Runs, found: Systemd, lying: Inventory | None, stale: Sequence[str]) -> Counted:
+def count(lying: Lying, found: Systemd) -> Counted:
     """The numbers of what the findings tell."""
     troubled = {unit for unit, broker in found.brokers.items() if broker is not None and _is_troubled(broker)}
     failed = troubled | {match[1] or match[2] for name in found.failed if (match := _UNIT.fullmatch(name))}
-    alive = len(live.entries) + len(live.issues)
-    if lying is None:
-        return Counted(alive, len(failed), None, None, None)
+    live = None if lying.live is None else len(lying.live.entries) + len(lying.live.issues)
+    if lying.inventory is None:
+        return Counted(live, len(failed), None, None, None)
     return Counted(
-        alive,
+        live,
         len(failed),
-        len(lying.leftovers) + len(stale),
-        sum(run.held not in {inventory.LIVE, inventory.PLACED} for run in lying.runs),
-        sum(run.size for run in lying.runs),
+        len(lying.inventory.leftovers) + len(lying.stale),
+        sum(run.held not in {inventory.LIVE, inventory.PLACED} for run in lying.inventory.runs),
+        sum(run.size for run in lying.inventory.runs),
     )
 
 
-def live_runs(live: runs.Runs, found: Systemd) -> Iterator[Finding]:
+def live_runs(lying: Lying, found: Systemd) -> Iterator[Check]:
     """The runs that live: whether they can be read, and whether their brokers work."""
+    live = lying.live
+    if live is None:
+        return
     for issue in live.issues:
-        detail = f"{issue.name}: it lives, and cannot be read: {issue.text}"
-        yield Finding("run", "fail", detail, f"look at {issue.directory}")
+        text = f"{issue.name}: it lives, and cannot be read: {issue.text}"
+        hint = f"look at {issue.directory}"
+        if unit := lying.units.get(issue.directory):
+            hint += f"; to end it: systemctl --user stop {hosting.slice_unit(unit)}"
+        yield Check("run", "fail", text, hint)
     troubled = 0
     for entry in live.entries:
         broker = found.brokers.get(entry.unit or "")
@@ -60,66 +81,82 @@ def live_runs(live: runs.Runs, found: Systemd) -> Iterator[Finding]:
         troubled += 1
         unit = hosting.service_unit(entry.unit or "")
         words = broker.status_text if broker.active != "failed" else f"its broker has failed ({broker.result})"
-        yield Finding("run", "fail", f"{entry.session}: {words}", f"journalctl --user -x -u {unit} tells why")
+        yield Check("run", "fail", f"{entry.session}: {words}", f"journalctl --user -x -u {unit} tells why")
     if not troubled and not live.issues:
-        yield Finding("runs", "ok", f"{len(live.entries)} live" if live.entries else "none lives")
+        yield Check("runs", "ok", f"{len(live.entries)} live" if live.entries else "none lives")
 
 
-def failed_units(found: Systemd) -> Iterator[Finding]:
+def left_running(lying: Lying, found: Systemd, program: str) -> Iterator[Check]:
+    """Runs that nobody listens for, and of which processes are left all the same: their workers serve nobody."""
+    sessions = {run.unit: run.session for run in lying.inventory.runs} if lying.inventory else {}
+    for unit, count in found.left.items():
+        what = f"{count} process{' is' if count == 1 else 'es are'} left of it, and nobody listens for it"
+        stop = f"systemctl --user stop {hosting.slice_unit(unit)}"
+        session = sessions.get(unit)
+        if session is None:
+            yield Check("left-running", "fail", f"run {unit}: {what}", stop)
+        else:
+            yield Check("left-running", "fail", f"{session}: {what}", f"{program} stop {session} --yes; or {stop}")
+
+
+def failed_units(found: Systemd, program: str) -> Iterator[Check]:
     """Units of runs that failed and are remembered; brokers of runs that live are told of elsewhere."""
     if PRUNE in found.failed:
-        yield Finding("prune", "warn", "the daily removal of old runs failed", "orchestrate prune --yes tells why")
+        yield Check("prune", "warn", "the daily removal of old runs failed", f"{program} prune --yes tells why")
     known = {PRUNE, *(hosting.service_unit(unit) for unit in found.brokers)}
     names = [name for name in found.failed if name not in known]
     if names:
         hint = f"journalctl --user -u {names[0]} tells why; then: systemctl --user reset-failed 'orchestrate*'"
-        yield Finding("failed-units", "warn", f"have failed: {', '.join(names)}", hint)
+        yield Check("failed-units", "warn", f"have failed: {', '.join(names)}", hint)
 
 
-def leftovers(lying: Inventory, stale: Sequence[str], runtime_dir: str) -> Iterator[Finding]:
+def leftovers(lying: Lying, found: Systemd, runtime_dir: str, program: str) -> Iterator[Check]:
     """What runs left that do not live."""
-    bodies = [each for each in lying.leftovers if each.kind == inventory.STARTUP_FILE]
+    if lying.inventory is None:
+        return
+    bodies = [each for each in lying.inventory.leftovers if each.kind == inventory.STARTUP_FILE]
     if bodies:
-        detail = f"{len(bodies)} of the runs that have ended still have their task in startup.json"
-        yield Finding("startup-files", "warn", detail, "orchestrate prune tells which, with --yes it deletes them")
-    others = [each for each in lying.leftovers if each.kind != inventory.STARTUP_FILE]
+        text = f"{len(bodies)} of the runs that have ended still have their task in startup.json"
+        yield Check("startup-files", "warn", text, f"{program} prune tells which, with --yes it deletes them")
+    others = [each for each in lying.inventory.leftovers if each.kind != inventory.STARTUP_FILE]
     if others:
-        detail = f"{len(others)} directories belong to no run"
-        yield Finding("leftovers", "warn", detail, "orchestrate prune tells which, with --yes it removes them")
-    for unit in stale:
+        text = f"{len(others)} directories belong to no run"
+        yield Check("leftovers", "warn", text, f"{program} prune tells which, with --yes it removes them")
+    for unit in lying.stale:
+        if unit in found.left:
+            continue
         place = runtime.directory_of(runtime_dir, unit)
-        detail = f"run {unit} was started and not stopped, and nobody listens for it"
+        text = f"run {unit} was started and not stopped, and nobody listens for it"
         hint = f"systemctl --user stop {hosting.slice_unit(unit)}; then, where it is still there: rm -r {place}"
-        yield Finding("stale-place", "warn", detail, hint)
-    unreadable = [run for run in lying.runs if run.held == inventory.UNREADABLE]
+        yield Check("stale-place", "warn", text, hint)
+    unreadable = [run for run in lying.inventory.runs if run.held == inventory.UNREADABLE]
     if unreadable:
-        detail = f"{len(unreadable)} retained runs have a manifest that cannot be read"
-        yield Finding("unreadable", "warn", detail, f"look at {unreadable[0].directory}")
+        text = f"{len(unreadable)} retained runs have a manifest that cannot be read"
+        yield Check("unreadable", "warn", text, f"look at {unreadable[0].directory}")
 
 
-def old_runs(lying: Inventory, rules: Rules, now: float, found: Systemd) -> Iterator[Finding]:
+def old_runs(lying: Inventory, rules: Rules, now: float, found: Systemd, program: str) -> Iterator[Check]:
     """Runs that the settings do not keep."""
-    candidates = [retention.Candidate(run.root, run.directory, run.ended, bool(run.held)) for run in lying.runs]
-    chosen = retention.choose(candidates, now, rules.keep_days, rules.keep_runs)
+    chosen = choose(lying, rules, now)
     total = size(sum(run.size for run in lying.runs))
     if not chosen:
-        yield Finding("retained", "ok", f"{len(lying.runs)} runs lie there, {total}")
+        yield Check("retained", "ok", f"{len(lying.runs)} runs lie there, {total}")
         return
     timer = found.units.get(TIMER)
     daily = timer is not None and timer.get("ActiveState") == "active"
-    hint = "orchestrate prune tells which, with --yes it removes them"
+    hint = f"{program} prune tells which, with --yes it removes them"
     if not daily:
         hint += f"; every day by itself: systemctl --user enable --now {TIMER}"
-    detail = f"{len(lying.runs)} runs lie there, {total}; {len(chosen)} of them are more than the settings keep"
-    yield Finding("retained", "warn", detail, hint)
+    text = f"{len(lying.runs)} runs lie there, {total}; {len(chosen)} of them are more than the settings keep"
+    yield Check("retained", "warn", text, hint)
 
 
-def in_tmux(hosted: Mapping[str, str]) -> Iterator[Finding]:
+def in_tmux(hosted: Mapping[str, str], program: str) -> Iterator[Check]:
     """Runs of the original program that go on; they are its own."""
     if hosted:
         names = ", ".join(sorted(set(hosted.values())))
-        detail = f"{len(hosted)} of the tmux program go on: {names}"
-        yield Finding("tmux-runs", "ok", f"{detail}; `orchestrate status` reads them, only that program changes them")
+        text = f"{len(hosted)} of the tmux program go on: {names}"
+        yield Check("tmux-runs", "ok", f"{text}; `{program} status` reads them, only that program changes them")
 
 
 def _is_troubled(broker: hosting.BrokerUnit) -> bool:

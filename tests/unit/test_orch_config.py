@@ -327,7 +327,7 @@ def test_every_fault_is_told(files: Files) -> None:
         ("orchestrate.toml", "default_profile"),
         ("orchestrate.toml", "projects[0].directory"),
     ]
-    with pytest.raises(Exception, match=r"and 4 more; `orchestrate config check` lists them"):
+    with pytest.raises(Exception, match=r"\(and 4 more\)$"):
         files.load()
 
 

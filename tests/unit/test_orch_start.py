@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import json
 import os
+import socket
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from agent_intercom.cli.orchestrate import parser
-from agent_intercom.orchestration import manifest
+from agent_intercom.cli.orchestrate.preparing import Prepared, prepare
+from agent_intercom.orchestration import contract, manifest
+from agent_intercom.orchestration.startup import Startup
+from tests.unit import orchruns
 from tests.unit.orchcli import Home
+from tests.unit.test_orch_main import subparsers
 
 TASK = ("--task", "Make the parser accept empty lines.")
 EXTERNAL = tuple(word for role in ("implementer", "reviewer") for word in ("--harness", f"{role}=external"))
@@ -141,107 +148,191 @@ def test_what_a_person_is_shown(home: Home) -> None:
     assert "empty lines" not in said.out
 
 
-MODEL_FLAGS = {
-    f"--{name}-{key}": ((f"--{name}-{key}", value, *more), ("role", name, key), value)
-    for name in parser.ROLES
-    for key, value, more in (
-        ("provider", "other", (f"--{name}-model", "m")),
-        ("model", "m", ()),
-        ("thinking", "low", ()),
-    )
-}
-"""Flag to: the words, where in the answer it shows, and as what."""
+class Case(NamedTuple):
+    """A flag as `words`, and what then stands at `keys` of the answer, which without it says something else.
 
-FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Any]] = {
-    "--session": (("--session", "mine"), ("session",), "mine"),
-    "--dry-run": ((), ("dry_run",), True),
-    "--task": (TASK, ("dry_run",), True),
-    "--task-file": (("--task-file", "{task}"), ("dry_run",), True),
-    "--context-capsule": (
-        ("--context-capsule", "It is old."),
-        ("context_capsule",),
-        {"present": True, "chars": 11},
+    `beside` are words that are there both times, `config` what `orchestrate.toml` says meanwhile. A key that is the
+    name of a role leads to its entry in `roles`.
+    """
+
+    words: tuple[str, ...]
+    keys: tuple[str, ...]
+    expected: Any
+    beside: tuple[str, ...] = ()
+    config: str = ""
+
+
+WITH = {"probe": "--with-probe", "playwright": "--with-playwright", "django": "--with-django-expert"}
+PROJECT = '[[projects]]\ndirectory = "{project}"\n'
+
+FLAGS = {
+    "--session": Case(("--session", "mine"), ("session",), "mine"),
+    "--context-capsule": Case(
+        ("--context-capsule", "It is old."), ("context_capsule",), {"present": True, "chars": 11}
     ),
-    "--context-capsule-file": (
-        ("--context-capsule-file", "{task}"),
-        ("context_capsule",),
-        {"present": True, "chars": 10},
+    "--context-capsule-file": Case(
+        ("--context-capsule-file", "{task}"), ("context_capsule",), {"present": True, "chars": 10}
     ),
-    "--implementation-flow": (("--implementation-flow", "phased"), ("implementation_flow",), "phased"),
-    "--max-repair-rounds": (("--max-repair-rounds", "2"), ("continuation_policy", "max_repair_rounds"), 2),
-    "--no-workspace-capsule": (("--no-workspace-capsule",), ("workspace_capsule", "enabled"), False),
-    "--force-specialist": (("--with-probe", "--force-specialist", "probe"), ("forced_specialists",), ["probe"]),
-    "--no-project-custom-roles": (("--no-project-custom-roles",), ("dry_run",), True),
-    "--profile": (
+    "--implementation-flow": Case(("--implementation-flow", "phased"), ("implementation_flow",), "phased"),
+    "--max-repair-rounds": Case(("--max-repair-rounds", "2"), ("continuation_policy", "max_repair_rounds"), 2),
+    "--force-specialist": Case(("--force-specialist", "probe"), ("forced_specialists",), ["probe"], (WITH["probe"],)),
+    "--profile": Case(
         ("--profile", "economy"),
         ("execution_profile",),
         {"name": "economy", "kind": "packaged", "source": "per-run"},
     ),
-    "--skip-model-check": (("--skip-model-check",), ("dry_run",), True),
-    "--harness": (EXTERNAL, ("harness",), {"implementer": "external", "reviewer": "external"}),
-    "--worker-skill": (("--worker-skill", "reviewer={task}"), ("worker_resources", "skills", "reviewer"), ["{task}"]),
-    "--worker-context": (
-        ("--worker-context", "reviewer=retain"),
-        ("worker_context_policy", "overrides"),
-        {"reviewer": "retain"},
+    "--harness": Case(EXTERNAL, ("harness",), {"implementer": "external", "reviewer": "external"}),
+    "--worker-skill": Case(
+        ("--worker-skill", "reviewer={task}"), ("worker_resources", "skills", "reviewer"), ["{task}"]
     ),
-    "--approve-project": (("--approve-project",), ("trust",), {"child_bypass": True, "policy": "approve"}),
-    "--rpc-workers": (("--rpc-workers",), ("transport",), "rpc"),
-    "--budget-enforcement": (("--budget-enforcement", "hard"), ("budget_policy", "enforcement"), "hard"),
-    "--budget-override": (
-        ("--budget-override", "hard.run.cost_total=5"),
-        ("budget_policy", "hard", "run"),
-        {"cost_total": 5},
+    "--worker-context": Case(
+        ("--worker-context", "reviewer=retain"), ("worker_context_policy", "overrides"), {"reviewer": "retain"}
     ),
-    **MODEL_FLAGS,
+    "--approve-project": Case(("--approve-project",), ("trust",), {"child_bypass": True, "policy": "approve"}),
+    "--budget-enforcement": Case(("--budget-enforcement", "hard"), ("budget_policy", "enforcement"), "hard"),
+    "--budget-override": Case(
+        ("--budget-override", "hard.run.cost_total=5"), ("budget_policy", "hard", "run"), {"cost_total": 5}
+    ),
 }
-for _name, _flag in (("probe", "probe"), ("playwright", "playwright"), ("django", "django-expert")):
-    FLAGS[f"--with-{_flag}"] = ((f"--with-{_flag}",), ("role", _name, "name"), _name)
-    FLAGS[f"--without-{_flag}"] = ((f"--without-{_flag}",), ("harness",), {"implementer": "pi", "reviewer": "pi"})
-    FLAGS[f"--{_name}-task"] = ((f"--with-{_flag}", f"--{_name}-task", "Look."), ("role", _name, "name"), _name)
-    FLAGS[f"--{_name}-task-file"] = (
-        (f"--with-{_flag}", f"--{_name}-task-file", "{task}"),
-        ("role", _name, "name"),
-        _name,
+for _name in contract.ROLES:
+    _beside = ("--skip-model-check", *((WITH[_name],) if _name in WITH else ()))
+    _model = ("--{0}-provider", "other", "--{0}-model", "m")
+    _pair = tuple(word.format(_name) for word in _model)
+    FLAGS[f"--{_name}-provider"] = Case(_pair, (_name, "provider"), "other", _beside)
+    FLAGS[f"--{_name}-model"] = Case(_pair, (_name, "model"), "m", _beside)
+    FLAGS[f"--{_name}-thinking"] = Case((f"--{_name}-thinking", "minimal"), (_name, "thinking"), "minimal", _beside)
+for _name, _flag in WITH.items():
+    FLAGS[_flag] = Case((_flag,), (_name, "name"), _name)
+    FLAGS[_flag.replace("with", "without")] = Case(
+        (_flag.replace("with", "without"),), (_name,), None, config=PROJECT + f"specialists = {[*WITH]}"
     )
 
 ELSEWHERE = {
-    "--help": "tests/unit/test_orch_main.py",
-    "--json": "tests/unit/test_orch_main.py",
-    "--project": "test_the_project",
-    "--attach": "test_attach_is_for_people",
-    "--workspace-capsule": "test_a_workspace_capsule",
-    "--workspace-relevant-path": "test_a_workspace_capsule",
-    "--custom-role": "test_custom_roles_are_refused",
-    "--role-registry": "test_custom_roles_are_refused",
+    "--help": "test_orch_main.test_help_is_for_people",
+    "--json": "test_orch_main.test_json_may_stand_anywhere",
+    "--dry-run": "test_orch_start.test_every_key_of_a_preview",
+    "--project": "test_orch_start.test_the_project",
+    "--attach": "test_orch_start.test_attach_is_for_people",
+    **dict.fromkeys(("--task", "--task-file"), "test_orch_start.test_the_task_is_the_run_s"),
+    **dict.fromkeys(
+        (f"--{role}-{word}" for role in WITH for word in ("task", "task-file")),
+        "test_orch_start.test_the_task_of_a_specialist",
+    ),
+    **dict.fromkeys(("--workspace-capsule", "--workspace-relevant-path"), "test_orch_start.test_a_workspace_capsule"),
+    "--no-workspace-capsule": "test_orch_start.test_no_workspace_capsule_where_one_is_configured",
+    "--skip-model-check": "test_orch_start.test_a_model_that_is_not_checked",
+    "--no-project-custom-roles": "test_orch_start.test_custom_roles_that_are_configured",
+    "--rpc-workers": "test_orch_start.test_workers_have_no_terminal_anyway",
+    **dict.fromkeys(("--custom-role", "--role-registry"), "test_orch_start.test_custom_roles_are_refused"),
 }
+"""Flag to module and name of the test that is its own."""
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_flag_is_seen_in_the_preview(home: Home, flag: str) -> None:
-    words, keys, expected = FLAGS[flag]
+    case = FLAGS[flag]
+    assert flag in case.words
     task = home.file("task.md", "Do it.\n\nx")
-    words = tuple(word.replace("{task}", task) for word in words)
-    if flag in MODEL_FLAGS:
-        _, name, _ = keys
-        words += ("--skip-model-check",)
-        if name not in ("implementer", "reviewer"):
-            words += (f"--with-{'django-expert' if name == 'django' else name}",)
-        if flag.endswith("-model"):
-            words += (f"--{name}-provider", "p")
-    found: Any = dry(home, *words)
+    if case.config:
+        home.config(case.config.replace("{project}", str(home.project)))
+    words = tuple(word.replace("{task}", task) for word in case.words)
+    expected = [task] if case.expected == ["{task}"] else case.expected
+    assert found_at(dry(home, *case.beside, *words), case.keys) == expected
+    assert found_at(dry(home, *case.beside), case.keys) != expected
+
+
+def found_at(data: dict[str, Any], keys: tuple[str, ...]) -> Any:
+    found: Any = data
     for key in keys:
-        found = role(found, keys[1]) if key == "role" else found if found.get("name") == key else found[key]
-    expected = [task] if expected == ["{task}"] else expected
-    assert found == expected
+        if found is data and key in contract.ROLES:
+            found = next((role for role in data["roles"] if role["name"] == key), None)
+        else:
+            found = None if found is None else found.get(key)
+    return found
+
+
+def prepared(*words: str) -> Prepared:
+    """What a run would be, with the bodies that a preview does not show."""
+    options = parser.build("orchestrate", "1").parse_args(["start", *words])
+    options.program, options.json = "orchestrate", False
+    return prepare(options)
+
+
+def test_the_task_is_the_run_s(home: Home) -> None:
+    task = home.file("task.md", "  Do it.\n\nx ")
+    for words, text in ((TASK, f"{TASK[1]}\n"), (("--task-file", task), "Do it.\n\nx\n")):
+        startup = prepared(*words).spec.startup
+        assert startup == Startup(task=text, role_tasks={})
+
+
+def test_the_capsule_is_the_run_s(home: Home) -> None:
+    file = home.file("capsule.md", "It is new.")
+    for words, text in (
+        (("--context-capsule", "It is old."), "It is old.\n"),
+        (
+            ("--context-capsule-file", file),
+            "It is new.\n",
+        ),
+    ):
+        startup = prepared(*TASK, *words).spec.startup
+        assert startup == Startup(task=f"{TASK[1]}\n", role_tasks={}, context_capsule=text)
+
+
+LOOKS_FOR = {"probe": "assumption", "playwright": "browser", "django": "queries"}
+"""A word that the packaged task of one specialist has, and that of no other."""
+
+
+def test_the_task_of_a_specialist(home: Home) -> None:
+    file = home.file("look.md", "Look there.")
+    everybody = (*TASK, *WITH.values())
+    default = prepared(*everybody).spec.startup.role_tasks
+    found = {role: [word for word in LOOKS_FOR.values() if word in text] for role, text in default.items()}
+    assert found == {role: [word] for role, word in LOOKS_FOR.items()}
+    for role, flag in WITH.items():
+        assert prepared(*TASK, flag).spec.startup.role_tasks == {role: default[role]}
+        for words, text in (((f"--{role}-task", "Look."), "Look.\n"), ((f"--{role}-task-file", file), "Look there.\n")):
+            startup = prepared(*everybody, *words).spec.startup
+            assert startup == Startup(task=f"{TASK[1]}\n", role_tasks={**default, role: text})
+
+
+def test_no_workspace_capsule_where_one_is_configured(home: Home) -> None:
+    home.config(f'[[projects]]\ndirectory = "{home.project}"\nworkspace_capsule = true\n')
+    # The project is no repository.
+    assert refused(home, *TASK, "--dry-run")[0] == "workspace_capsule_invalid"
+    assert dry(home, "--no-workspace-capsule")["workspace_capsule"]["enabled"] is False
+
+
+def test_a_model_that_is_not_checked(home: Home) -> None:
+    home.program("pi", "#!/bin/sh\nexit 3\n")
+    code, text = refused(home, *TASK, "--dry-run")
+    assert code == "orchestration_error" and "implementer model unavailable" in text and "--skip-model-check" in text
+    assert role(dry(home, "--skip-model-check"), "implementer")["model"] == "gpt-5.6-sol"
+
+
+def test_custom_roles_that_are_configured(home: Home) -> None:
+    project = {"directory": str(home.project), "implementationFlow": "phased", "customRoles": {"x": 1}}
+    home.file("home/.pi/agent/tmux-orchestrator.json", json.dumps({"version": 4, "projects": [project]}))
+    code, text = refused(home, *TASK, "--dry-run")
+    assert code == "orchestration_error" and "--no-project-custom-roles" in text and "config check" in text
+    assert dry(home, "--no-project-custom-roles")["implementation_flow"] == "phased"
+
+
+def test_workers_have_no_terminal_anyway(home: Home) -> None:
+    data = dry(home, "--rpc-workers")
+    assert data == dry(home) and data["transport"] == "rpc"
 
 
 def test_every_flag_of_start_has_a_test() -> None:
-    made = parser.build("orchestrate", "1")
-    start = next(action for action in made._actions if action.dest == "name").choices["start"]  # type: ignore[index, call-overload]
+    start = dict(subparsers(parser.build("orchestrate", "1")))[("start",)]
     flags = {word for action in start._actions for word in action.option_strings if word.startswith("--")}
     assert flags == FLAGS.keys() | ELSEWHERE.keys()
     assert not FLAGS.keys() & ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("where", sorted(set(ELSEWHERE.values())))
+def test_the_test_of_a_flag_is_there(where: str) -> None:
+    module, name = where.split(".")
+    assert callable(getattr(importlib.import_module(f"tests.unit.{module}"), name))
 
 
 def test_the_project(home: Home) -> None:
@@ -282,17 +373,11 @@ def test_a_workspace_capsule_needs_a_repository(home: Home) -> None:
 
 
 def test_skills_are_recorded_by_their_digest(home: Home) -> None:
-    from agent_intercom.cli.orchestrate.preparing import prepare
-
     content = b"x" * manifest.MAX_SKILL
     skill = home.file("skill.md", content)
-    options = parser.build("orchestrate", "1").parse_args(
-        ["start", *TASK, "--worker-skill", f"probe={skill}", "--with-probe", "--skip-model-check"]
-    )
-    options.program = "orchestrate"
-    found = prepare(options).manifest.roles["probe"].skills
-    assert found is not None
-    assert [(one.path, one.sha256) for one in found] == [(skill, hashlib.sha256(content).hexdigest())]
+    words = ("--worker-skill", f"probe={skill}", WITH["probe"], "--skip-model-check")
+    found = prepared(*TASK, *words).manifest.roles["probe"].skills
+    assert found == [manifest.Skill(skill, hashlib.sha256(content).hexdigest())]
 
 
 def test_a_scope_is_told_and_not_shown(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +482,17 @@ def test_a_task_from_standard_input(home: Home, monkeypatch: pytest.MonkeyPatch)
     os.close(writing)
     with open(reading) as stream:
         monkeypatch.setattr("sys.stdin", stream)
-        assert dry(home, "--task-file", "-")["dry_run"] is True
+        assert prepared("--task-file", "-").spec.startup.task == "Do it.\n"
+
+
+def test_a_task_from_a_pipe(home: Home) -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"Do it.")
+        os.close(writing)
+        assert prepared("--task-file", f"/dev/fd/{reading}").spec.startup.task == "Do it.\n"
+    finally:
+        os.close(reading)
 
 
 def test_pi_and_its_bridge_must_be_there(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,6 +519,90 @@ def test_without_a_runtime_directory_nothing_is_left_behind(home: Home, monkeypa
     code, text = home.json("start", *TASK).error
     assert code == "orchestration_error" and "XDG_RUNTIME_DIR" in text
     assert home.tree() == before
+
+
+def test_a_run_names_the_file_that_configures_it(home: Home) -> None:
+    def named() -> str:
+        return str(dry(home)["orchestration_config"]["path"])
+
+    ours = str(home.root / "home/.config/agent-intercom/orchestrate.toml")
+    original = str(home.root / "home/.pi/agent/tmux-orchestrator.json")
+    assert named() == original
+    home.config("[retention]\nkeep_days = 3\n")
+    assert named() == ours
+    home.file("home/.pi/agent/tmux-orchestrator.json", '{"version": 1}')
+    assert named() == original
+    home.config('default_profile = "economy"\n')
+    assert named() == ours
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "there is no task"),
+        ((*TASK, "--session", "a b"), "--session"),
+        ((*TASK, "--probe-task", " "), "Probe task cannot be empty"),
+        ((*TASK, "--harness", "reviewer=word"), "--harness"),
+        ((*TASK, "--budget-override", "x"), "LEVEL.SCOPE.METRIC"),
+        ((*TASK, "--worker-context", "nobody=prune"), "--worker-context"),
+        ((*TASK, "--worker-skill", "reviewer=nowhere"), "--worker-skill"),
+        ((*TASK, "--task-file", "x"), "--task-file"),
+    ],
+)
+def test_what_was_typed_is_looked_at_before_settings_and_machine(
+    home: Home, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], text: str
+) -> None:
+    (home.bin / "pi").unlink()
+    home.config("colour = 1")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    code, said = refused(home, *words, "--dry-run")
+    assert code == "invalid_arguments" and text in said
+
+
+def test_settings_are_looked_at_before_the_machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home.bin / "pi").unlink()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    home.config("colour = 1\nsound = 2")
+    code, text = refused(home, *TASK, "--dry-run")
+    assert code == "orchestration_error" and "colour" in text and "(and 1 more)" in text
+    assert "`orchestrate config check`" in text
+    home.config("")
+    assert "XDG_RUNTIME_DIR" in refused(home, *TASK, "--dry-run")[1]
+
+
+def test_a_preview_says_what_the_runtime_directory_lacks(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, text in (("relative", "not set"), (str(home.root / "gone"), "no directory"), (__file__, "no directory")):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+        code, said = refused(home, *TASK, "--dry-run")
+        assert code == "orchestration_error" and "XDG_RUNTIME_DIR" in said and text in said
+    deep = home.root / ("d" * 60)
+    deep.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    assert "too long" in refused(home, *TASK, "--dry-run")[1]
+
+
+def test_a_preview_says_that_the_session_goes_on(home: Home) -> None:
+    root = home.root / "home/.local/state/agent-intercom/runs"
+    run = orchruns.make(root, "mine", project=home.project)
+    assert dry(home, "--session", "mine")["session"] == "mine"
+    with orchruns.Alive(home.runtime, "u1", run):
+        code, text = refused(home, *TASK, "--session", "mine", "--dry-run")
+        assert code == "session_collision" and "`orchestrate stop mine --yes`" in text
+        assert dry(home, "--session", "other")["session"] == "other"
+        (run / "manifest.json").write_text("{")
+        code, text = refused(home, *TASK, "--session", "mine", "--dry-run")
+        assert code == "session_collision" and "cannot be read" in text and "orchestrate doctor" in text
+
+
+def test_a_preview_says_that_tmux_has_the_session(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = str(home.root / "tmux")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        monkeypatch.setenv("TMUX", f"{address},1,0")
+        home.program("tmux", "#!/bin/sh\necho mine:agents:/srv/run\n")
+        code, text = refused(home, *TASK, "--session", "mine", "--dry-run")
+        assert code == "session_collision" and "tmux" in text and "--session" in text
+        assert dry(home, "--session", "other")["session"] == "other"
 
 
 def test_the_names_of_files_are_not_obeyed_by_the_terminal(home: Home) -> None:

@@ -75,6 +75,7 @@ _WAYS_OUT: Final = {
     "orchestration_state_not_found": "`{0} list --all` shows what there is.",
     "broker_not_live": "`{0} list` shows those that live; `{0} status` reads what has ended.",
     "foreign_host": "Use that program for it; `{0} status` reads it.",
+    "config_invalid": "`{0} config check` tells every fault.",
     "broker_not_ready": "Try again; `{0} doctor` tells more.",
 }
 

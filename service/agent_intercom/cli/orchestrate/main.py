@@ -113,7 +113,7 @@ def _answered(program: str, words: list[str], as_json: bool) -> Answer | int:
         return _carried_out(options)
     except Refusal as refusal:
         code = refusal.code if refusal.code in EXITS else ERROR
-        raise CommandFailure(code, _told(refusal), way_out(code, program)) from refusal
+        raise CommandFailure(code, _told(refusal), way_out(refusal.code, program)) from refusal
 
 
 def _parsed(program: str, words: list[str]) -> argparse.Namespace:

@@ -13,9 +13,20 @@ from typing import Final, NamedTuple
 
 from agent_intercom.cli.orchestrate import texts
 from agent_intercom.cli.orchestrate.answer import ERROR, CommandFailure, usage
-from agent_intercom.orchestration import environment, harness, models, pipackage, places, rundir, runs, runtime, tmux
+from agent_intercom.orchestration import (
+    environment,
+    harness,
+    models,
+    pipackage,
+    places,
+    rootscan,
+    rundir,
+    runs,
+    runtime,
+    tmux,
+)
 from agent_intercom.orchestration.config.load import load
-from agent_intercom.orchestration.config.plan import Asked, Plan, check_flags, plan
+from agent_intercom.orchestration.config.plan import Asked, Plan, check_flags, plan, specialist_flag
 from agent_intercom.orchestration.contract import MAX_CAPSULE, ROLES, SPECIALISTS
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import MAX_SKILLS, Manifest, Skill, read_skill
@@ -136,7 +147,7 @@ def _said(options: argparse.Namespace) -> _Said:
         )
     project = project_of(options.project)
     session = options.session or runs.default_session(project)
-    if runs.NAME.fullmatch(session) is None or session in {".", ".."}:
+    if not rootscan.is_name(session):
         hint = "Use letters, digits, dots, dashes and underscores."
         raise usage("--session is not a name that a session can have", hint)
     asked = _asked(options, project)
@@ -215,8 +226,7 @@ def _startup(options: argparse.Namespace, said: _Said, made: Plan) -> rundir.Sta
         if role in made.roles:
             tasks[role] = said.tasks.get(role) or f"{DEFAULT_TASKS[role]}\n"
         elif role in said.tasks:
-            flag = "django-expert" if role == "django" else role
-            raise usage(f"--{role}-task requires --with-{flag}")
+            raise usage(f"--{role}-task requires {specialist_flag(role, True)}")
     workspace_capsule = None
     if made.workspace_capsule:
         from agent_intercom.orchestration import workspace

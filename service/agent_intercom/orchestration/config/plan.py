@@ -306,7 +306,7 @@ def _specialists(models: Models, project: Project, asked: Asked) -> tuple[tuple[
     configured = project.specialists
     enabled = tuple(role for role in contract.SPECIALISTS if flags.get(role, role in (configured or ())))
     if flags:
-        names = " ".join(_specialist_flag(role, flags[role]) for role in contract.SPECIALISTS if role in flags)
+        names = " ".join(specialist_flag(role, flags[role]) for role in contract.SPECIALISTS if role in flags)
         return enabled, Source("flag", key=names)
     return enabled, PACKAGED if configured is None else _project_source(models, project, "specialists")
 
@@ -425,7 +425,8 @@ def _capsule_flag(wanted: bool | None) -> str:
     return "--workspace-capsule" if wanted else "--no-workspace-capsule"
 
 
-def _specialist_flag(role: str, wanted: bool) -> str:
+def specialist_flag(role: str, wanted: bool) -> str:
+    """The flag that has a specialist take part, or not."""
     name = "django-expert" if role == contract.DJANGO else role
     return f"--with-{name}" if wanted else f"--without-{name}"
 

@@ -40,7 +40,7 @@ class Problem(NamedTuple):
 
     def refusal(self, further: int = 0) -> Refusal:
         """The same as Refusal `config_invalid`, with the number of further faults."""
-        more = f" (and {further} more; `orchestrate config check` lists them)" if further else ""
+        more = f" (and {further} more)" if further else ""
         return Refusal(INVALID, self.text + more, self.key)
 
 

@@ -9,19 +9,22 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import agent_intercom
+from agent_intercom.cli import checks as checking
 from agent_intercom.cli import dependencies
 from agent_intercom.cli.dependencies import DEPENDENCIES
-from agent_intercom.cli.orchestrate import findings
+from agent_intercom.cli.orchestrate import examining, findings
 from agent_intercom.cli.orchestrate.findings import Systemd
-from agent_intercom.orchestration import hosting, tmux
+from agent_intercom.host.manager import UnitState
+from agent_intercom.orchestration import hosting, inventory, models, tmux
 from tests.unit.orchcli import Home, Said
 from tests.unit.test_orch_pruning import age, make, place, root_of
 
@@ -187,6 +190,7 @@ def test_the_runtime_directory(machine: Home, monkeypatch: pytest.MonkeyPatch) -
 
 BLOCKED = """
 import sys
+from agent_intercom.cli import checks as checking
 from agent_intercom.cli import dependencies
 
 blocked = set(sys.argv[1].split(","))
@@ -329,6 +333,135 @@ def test_a_run_that_lives_and_cannot_be_read(machine: Home) -> None:
         status, detail, way_out = checks(machine)["run"]
     assert status == "fail" and detail.startswith("team: it lives, and cannot be read")
     assert way_out == f"look at {run}; to end it: systemctl --user stop orchestrate-teamr1.slice"
+
+
+def test_processes_that_nobody_listens_for(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    place(machine, make(machine, "team", "r1", 0))
+    say(monkeypatch, well(machine, left={"teamr1": 2}))
+    said = machine.json("doctor")
+    assert said.code == 2
+    told = checks(machine)
+    assert told["left-running"][:2] == ("fail", "team: 2 processes are left of it, and nobody listens for it")
+    assert told["left-running"][2].startswith(
+        "orchestrate stop team --yes; or systemctl --user stop orchestrate-teamr1"
+    )
+    # That it was not stopped is the same fault.
+    assert "stale-place" not in told
+    say(monkeypatch, well(machine, left={"unknown1": 1}))
+    assert checks(machine)["left-running"][1:] == (
+        "run unknown1: 1 process is left of it, and nobody listens for it",
+        "systemctl --user stop orchestrate-unknown1.slice",
+    )
+
+
+class Units(NamedTuple):
+    """A manager that has units and processes."""
+
+    states: list[UnitState]
+    counts: dict[str, int]
+
+    def processes(self, unit: str) -> list[tuple[int, str]]:
+        return [(number, unit) for number in range(self.counts.get(unit, 0))]
+
+
+def test_whose_processes_are_left(home: Home) -> None:
+    units = ("gone", "live", "empty", "ending")
+    states = [UnitState(f"orchestrate-{unit}.slice", "loaded", "active", "active") for unit in units]
+    states.append(UnitState("orchestrate-ending-probe-g1.service", "loaded", "deactivating", "stop-sigterm"))
+    states.append(UnitState("orchestrate-gone-probe-g1.service", "loaded", "active", "running"))
+    counts = {f"orchestrate-{unit}.slice": 1 for unit in units if unit != "empty"}
+    manager: Any = Units(states, counts)
+    with socket.socket(socket.AF_UNIX) as listener:
+        (home.runtime / "agent-intercom/run").mkdir(parents=True)
+        listener.bind(str(home.runtime / "agent-intercom/run/live.sock"))
+        listener.listen()
+        assert findings._left_running(manager, states, str(home.runtime)) == {"gone": 1}
+
+
+@pytest.fixture
+def hangs() -> Iterator[Callable[..., Any]]:
+    """What never comes to an end, but with the test."""
+    end = threading.Event()
+
+    def wait(*arguments: object, **options: object) -> Any:
+        end.wait()
+        raise OSError
+
+    yield wait
+    end.set()
+
+
+def test_whatever_hangs_is_not_waited_for(
+    machine: Home, monkeypatch: pytest.MonkeyPatch, hangs: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(examining, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(findings, "ask_manager", hangs)
+    monkeypatch.setattr(inventory, "take", hangs)
+    told = checks(machine, "--skip-model-check")
+    assert told["systemd"][:2] == (
+        "unknown",
+        "no user service manager answers: it does not answer in reasonable time",
+    )
+    assert told["state-root"][:2] == ("fail", "the files of runs cannot be read in reasonable time")
+    said = machine.json("doctor", "--skip-model-check")
+    assert said.error[0] == "missing_prerequisite"
+    assert said.envelope["data"]["runs"] == dict.fromkeys(("live", "leftovers", "retained", "bytes")) | {"failed": 0}
+
+
+def test_the_limits_of_all_together_are_below_that_of_the_caller() -> None:
+    """Programs are asked one after the other; everything else is asked meanwhile."""
+    one_after_the_other = models.TIMEOUT_S + tmux.TIMEOUT_S
+    assert max(one_after_the_other, examining.PATIENCE_S) + examining.TMUX_TIMEOUT_S < 28
+
+
+def test_a_tmux_that_hangs_is_asked_once(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "TMUX_TIMEOUT_S", 0.3)
+    log = machine.root / "asked"
+    (machine.root / f"tmux-{os.geteuid()}").mkdir()
+    (machine.root / f"tmux-{os.geteuid()}/default").touch()
+    monkeypatch.setenv("TMUX_TMPDIR", str(machine.root))
+    machine.program("tmux", f"#!/bin/sh\necho $1 >>{log}\n[ $1 = -V ] && echo 'tmux 3.5a' && exit\nexec sleep 60\n")
+    monkeypatch.setattr(tmux, "hosted", lambda environ: {})
+    data = machine.json("doctor", "--skip-model-check").data
+    assert data["tmux"]["server_running"] is False
+    assert len(log.read_text().split()) <= 2
+
+
+def test_what_cannot_be_told_is_unknown_as_with_the_other_doctor(
+    machine: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same fact, the same words, by `intercom doctor` and by `orchestrate doctor`."""
+    say(monkeypatch, Systemd("the user's bus does not answer"))
+    monkeypatch.setattr(findings, "file_system", lambda directory: None)
+    ours = {check["check"]: check for check in machine.json("doctor").envelope["data"]["checks"]}
+    monkeypatch.setattr(checking, "lingering", lambda: None)
+    monkeypatch.setattr(checking, "file_system", lambda directory: None)
+    without = checking.Units(problem="the user's bus does not answer")
+    told = [*checking.sockets(without), *checking.service(without), *checking.environment(), *checking.login()]
+    theirs = {check.name: check.result() for check in told}
+    for name in ("intercom.socket", "intercom.service"):
+        assert theirs[name] == ours["systemd"] | {"check": name} == ours["units"] | {"check": name}
+    for name in ("lingering", "runtime-directory"):
+        assert theirs[name] == ours[name]
+    assert {ours[name]["state"] for name in ("systemd", "units", "lingering", "runtime-directory")} == {"unknown"}
+
+
+def test_hints_name_the_program_that_was_called(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_INTERCOM_CALLED_AS", "pi-tmux-agents")
+    make(machine, "a", "old", 40)
+    make(machine, "b", "new", 1, begun=False)
+    half = make(machine, "a", "20260801T120000Z-42", 3)
+    (half / "manifest.json").unlink()
+    age(half, 3)
+    say(monkeypatch, well(machine, left={"x1": 1, "anew": 1}, failed=["orchestrate-prune.service"]))
+    machine.program("pi", "#!/bin/sh\nprintf 'provider model\\n'\n")
+    monkeypatch.setattr(tmux, "hosted", lambda environ: {"/somewhere/old/r": "old"})
+    told = checks(machine)
+    assert {"startup-files", "leftovers", "retained", "prune", "model", "tmux-runs"} <= told.keys()
+    machine.config("[retention]\nkeep_days = 'x'\n")
+    told |= checks(machine)
+    for state, text, way_out in told.values():
+        assert re.search(r"\borchestrate (?!again)[a-z]", f"{text} {way_out}") is None, (state, text, way_out)
 
 
 def test_units_that_have_failed(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:

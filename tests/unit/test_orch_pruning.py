@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
+import shutil
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -307,6 +311,138 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes(home: Home, monkeypatc
     ]
     assert said.envelope["data"]["bytes"] == said.envelope["data"]["runs"][1]["bytes"]
     assert not two.exists()
+
+
+def test_what_is_overtaken_was_not_removed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the removal somebody uses the session, removes the run, and the broker deletes the task."""
+    run, kept = make(home, "a", "one", 100), make(home, "b", "kept", 1, begun=False)
+    used, gone = root_of(home) / "used", root_of(home) / "gone"
+    for empty in (used, gone):
+        empty.mkdir(mode=0o700)
+        age(empty, 3)
+    real = pruning._remove
+
+    def overtaken(plan: pruning.Plan) -> pruning.Outcome:
+        (used / "new").mkdir()
+        gone.rmdir()
+        shutil.rmtree(run)
+        (kept / "startup.json").unlink()
+        return real(plan)
+
+    monkeypatch.setattr(pruning, "_remove", overtaken)
+    said = home.json("prune", "--older-than", "30", "--yes")
+    told = [*said.data["runs"], *said.data["leftovers"]]
+    assert [(each["removed"], each["error"]) for each in told] == [(False, None)] * 4
+    assert said.data["bytes"] == 0 and (used / "new").exists()
+
+
+@contextlib.contextmanager
+def refused(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
+    """No directory can be removed, because of an error of that number."""
+
+    def refuse(name: str) -> None:
+        raise OSError(number, "refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        yield
+
+
+def test_what_a_person_reads_of_what_was_overtaken(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = root_of(home) / "empty"
+    empty.mkdir(mode=0o700, parents=True)
+    age(empty, 3)
+    with refused(monkeypatch, errno.ENOTEMPTY):
+        said = home.call("prune", "--yes")
+    assert (said.code, said.err) == (0, "")
+    assert f"gone, or in use by now: {empty}" in said.out and "Removed 0 runs and 0 leftovers" in said.out
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY])
+def test_an_empty_session_that_cannot_be_removed_is_told(
+    home: Home, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    empty = root_of(home) / "empty"
+    empty.mkdir(mode=0o700, parents=True)
+    age(empty, 3)
+    with refused(monkeypatch, number):
+        said = home.json("prune", "--yes")
+    assert said.code == 1 and said.error[0] == "local_runtime_error"
+    (told,) = said.envelope["data"]["leftovers"]
+    assert (told["removed"], told["error"]) == (False, os.strerror(number))
+
+
+def test_what_goes_while_it_is_looked_at_is_left_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has gone, at whatever step: the rest is found."""
+    kept = make(home, "z", "kept", 100)
+    real = {name: getattr(inventory, name) for name in ("_measure", "_is_half_made", "_bytes")}
+    for number, (name, function) in enumerate(real.items()):
+        victim = make(home, "a", f"20260801T120000Z-{number}", 100)
+        if name == "_is_half_made":
+            (victim / "manifest.json").unlink()
+
+        def vanish(*arguments: str, victim: Path = victim, function: Any = function) -> Any:
+            if any(str(each).startswith(str(victim)) for each in arguments):
+                shutil.rmtree(victim, ignore_errors=True)
+            return function(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(inventory, name, vanish)
+            data = home.json("prune", "--keep", "0").data
+        assert "kept" in [run["run_id"] for run in data["runs"]], name
+        assert not victim.exists()
+    assert kept.exists()
+
+
+def test_a_session_that_goes_while_it_is_looked_at(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(home, "z", "kept", 100)
+    (root_of(home) / "empty").mkdir(mode=0o700)
+    real = inventory._empty
+
+    def vanish(session: str, directory: str) -> Any:
+        if session == "empty":
+            os.rmdir(directory)
+        return real(session, directory)
+
+    monkeypatch.setattr(inventory, "_empty", vanish)
+    assert [run["run_id"] for run in home.json("prune", "--keep", "0").data["runs"]] == ["kept"]
+
+
+def test_the_settings_count_all_runs_of_a_directory_also_for_one_session(home: Home) -> None:
+    home.config("[retention]\nkeep_runs = 2\nkeep_days = 9999\n")
+    for day in range(4):
+        make(home, "a" if day % 2 else "b", f"r{day}", day)
+    assert [run["run_id"] for run in home.json("prune").data["runs"]] == ["r3", "r2"]
+    data = home.json("prune", "--session", "a").data
+    assert [run["run_id"] for run in data["runs"]] == ["r3"] and data["kept"]["total"] == 1
+    # A number that is said with the session is one of the session's.
+    assert home.json("prune", "--session", "a", "--keep", "2").data["runs"] == []
+    assert "at most 2 of the session" in home.call("prune", "--session", "a", "--keep", "2").out
+
+
+def test_leftovers_are_of_the_session_that_was_asked_for(home: Home) -> None:
+    for session in ("a", "b"):
+        make(home, session, "r", 1, begun=False)
+        half = make(home, session, "20260801T120000Z-42", 3)
+        (half / "manifest.json").unlink()
+        age(half, 3)
+    paths = [each["path"] for each in home.json("prune", "--session", "b").data["leftovers"]]
+    assert paths == [str(root_of(home) / "b" / name) for name in ("20260801T120000Z-42", "r/startup.json")]
+
+
+def test_a_task_has_its_bytes(home: Home) -> None:
+    run = make(home, "a", "r", 1, begun=False)
+    size = (run / "startup.json").stat().st_size
+    data = home.json("prune").data
+    assert [each["bytes"] for each in data["leftovers"]] == [size] and data["bytes"] == size > 0
+
+
+def test_a_run_with_processes_stays_though_nobody_listens(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(home, "a", "r", 100)
+    monkeypatch.setattr(inventory, "with_processes", lambda: {"ar"})
+    data = home.json("prune", "--keep", "0", "--yes").data
+    assert data["runs"] == [] and data["kept"]["held"] == {"left": 1}
+    assert run.exists()
 
 
 def test_without_knowing_what_lives_nothing_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,10 +62,10 @@ def check(said: str) -> None:
         r"round 2 +reviewer +review +approved: ",
         r"passed: two words with a tab between them",
         r"round 2 +the run is ready",
-        r"\$ orchestrate status demo-team",
+        r"\$ orchestrate status demo-team-[0-9a-f]{8}",
         r"state: ready, round 2, phased flow",
         r"implementer +up, g1 +idle ",
-        r"\$ orchestrate usage demo-team",
+        r"\$ orchestrate usage demo-team-[0-9a-f]{8}",
         r"all +5 +[1-9]",
         r"\+    return len\(text.split\(\)\)",
     ]
@@ -93,7 +93,7 @@ def with_a_manager(demo: Any) -> str:
     assert "the broker is inactive." in said
     assert "made systemd start the broker: active, process" in said
     assert "$ orchestrate start --project" in said
-    assert "$ orchestrate stop demo-team --yes" in said
+    assert re.search(r"\$ orchestrate stop demo-team-[0-9a-f]{8} --yes", said)
     assert "stopped, and no process of it is left" in said
     units, files = leftovers(demo)
     assert units == ""

@@ -65,12 +65,12 @@ def test_doctor_sees_a_machine_that_can_host_runs(bed: Any) -> None:
     data = envelope["data"]
     assert data["systemd"]["reachable"] and data["systemd"]["units_installed"] and data["systemd"]["units_current"]
     assert int(data["systemd"]["version"].split(".")[0].split(" ")[0]) >= 252
-    checks = {check["name"]: check for check in data["checks"]}
+    checks = {check["check"]: check for check in data["checks"]}
     for name in ("systemd", "units", "runtime-directory", "modules", "settings", "runs", "retained"):
-        assert checks[name]["status"] == "ok", checks[name]
+        assert checks[name]["state"] == "ok", checks[name]
     # There is no Pi on this machine.
     assert (code, envelope["error"]["code"], data["tmux"]) == (1, "missing_prerequisite", None)
-    assert {check["name"] for check in data["checks"] if check["status"] == "fail"} == {"pi", "worker-bridge"}
+    assert {check["check"] for check in data["checks"] if check["state"] == "fail"} == {"pi", "worker-bridge"}
     assert data["runs"] == {"live": 0, "failed": 0, "leftovers": 0, "retained": 0, "bytes": 0}
     units = bed.as_user("alice", "systemctl --user list-units --all --plain --no-legend 'orchestrate@*'").stdout
     assert " active " not in units
@@ -113,13 +113,39 @@ def test_doctor_sees_a_run_that_its_broker_cannot_serve(bed: Any) -> None:
     bed.as_user("alice", "systemctl --user start orchestrate@r1.socket orchestrate@r1.service")
     _, envelope = doctor(bed)
     assert (envelope["data"]["runs"]["live"], envelope["data"]["runs"]["failed"]) == (1, 1)
-    (told,) = [check for check in envelope["data"]["checks"] if check["name"] == "run"]
-    assert told["detail"].startswith("canary-session: degraded: ")
-    assert "orchestrate@r1.service" in told["way_out"]
+    (told,) = [check for check in envelope["data"]["checks"] if check["check"] == "run"]
+    assert told["text"].startswith("canary-session: degraded: ")
+    assert "orchestrate@r1.service" in told["wayOut"]
     assert json.loads(bed.as_user("alice", "orchestrate prune --keep 0 --yes --json").stdout)["data"]["runs"] == []
     bed.as_user("alice", "systemctl --user stop orchestrate-r1.slice")
     # Its place went with it, so that nothing holds it any more; but what it was to begin with is still fresh.
     assert doctor(bed)[1]["data"]["runs"]["live"] == 0
+
+
+def left_running(bed: Any) -> list[tuple[str, str, str]]:
+    """What doctor tells of processes that nobody listens for."""
+    found = [check for check in doctor(bed)[1]["data"]["checks"] if check["check"] == "left-running"]
+    return [(check["state"], check["text"], check["wayOut"]) for check in found]
+
+
+def test_doctor_and_prune_see_what_is_left_of_a_run_that_nobody_listens_for(bed: Any) -> None:
+    directory = make_run(bed, "r2", 40, place=True)
+    bed.as_user("alice", "systemctl --user start orchestrate@r2.socket")
+    service = "--quiet --unit=orchestrate-r2-probe-g1 --slice=orchestrate-r2.slice"
+    bed.as_user("alice", f"systemd-run --user {service} sleep infinity")
+    assert left_running(bed) == []
+    bed.as_user("alice", "systemctl --user stop orchestrate@r2.socket")
+    stop = "orchestrate stop canary-session --yes"
+    way_out = f"{stop}; or systemctl --user stop orchestrate-r2.slice"
+    text = "canary-session: 1 process is left of it, and nobody listens for it"
+    assert left_running(bed) == [("fail", text, way_out)]
+    pruned = json.loads(bed.as_user("alice", "orchestrate prune --keep 0 --yes --json").stdout)["data"]
+    assert (pruned["runs"], pruned["kept"]["held"]) == ([], {"left": 1})
+    bed.as_user("alice", stop)
+    assert left_running(bed) == []
+    assert bed.show("alice", "orchestrate-r2-probe-g1.service", "ActiveState") == "inactive"
+    pruned = json.loads(bed.as_user("alice", "orchestrate prune --keep 0 --yes --json").stdout)["data"]
+    assert [run["coordination"] for run in pruned["runs"] if run["removed"]] == [directory]
 
 
 def test_old_runs_are_removed_by_the_timer(bed: Any) -> None:

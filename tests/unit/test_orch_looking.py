@@ -15,11 +15,11 @@ from typing import Any
 import apsw
 import pytest
 
-from agent_intercom.cli.orchestrate import looking, standing
-from agent_intercom.orchestration import reader, rows, runtime, snapshot, tmux
+from agent_intercom.cli.orchestrate import looking, steps
+from agent_intercom.orchestration import reader, rows, runtime, snapshot, standing, tmux
 from agent_intercom.orchestration.store import Store
 from tests.unit.orchcli import Home
-from tests.unit.orchrows import NOW, assignment, event, role
+from tests.unit.orchrows import NOW, event, role
 from tests.unit.orchruns import ID, SPECIALIST, WORKING, Alive, make, tree
 
 TEAM = ("implementer", "reviewer", "probe")
@@ -106,7 +106,7 @@ def test_what_lives_is_listed(home: Home, runs: Runs) -> None:
     assert (found["total_sessions"], found["truncated"]) == (1, False)
     header, row = told.splitlines()
     assert header.split() == ["SESSION", "RUN", "STATE", "ROUND", "WORKERS", "TOKENS", "NOW", "PROJECT"]
-    assert row.split() == [SESSION, ID, "active", "2", "2/3", "141!", "implementer", "works", str(home.project)]
+    assert row.split() == [SESSION, ID, "active", "2", "2/3", "141!", "implementer", "at", "work", str(home.project)]
 
 
 def test_everything_is_listed(home: Home, runs: Runs) -> None:
@@ -232,7 +232,7 @@ def test_status(home: Home, runs: Runs) -> None:
     assert found["next"] == []
     # No service manager answers here.
     assert (found["broker_unit"], found["workers"]) == (None, None)
-    assert told[0].startswith(f"run: {SESSION}, {ID}, lives")
+    assert told[0].startswith(f"run: {SESSION}, {ID}, lives") and told[1] == "unit: orchestrate@u1.service"
     assert any(line.startswith("state: active, round 2, single flow") for line in told)
     assert "tokens: 141 of 1.0k, 4 calls, cost 0.2500" in told
     assert "over budget: implementer (nothing is stopped by it)" in told
@@ -240,7 +240,7 @@ def test_status(home: Home, runs: Runs) -> None:
     assert "guardrail: implementer, warning: provider calls 5 of 4 (nothing is stopped by it)" in told
     assert [line.split()[0] for line in told[-5:-1]] == ["ROLE", "implementer", "reviewer", "probe"]
     assert "approved r1" in told[-4] and "changes requested r1" in told[-3]
-    assert told[-1].startswith("awaited: implementer works (since ")
+    assert told[-1].startswith("now: implementer at work (since ")
 
 
 def test_status_of_what_has_ended(home: Home, runs: Runs) -> None:
@@ -250,9 +250,9 @@ def test_status_of_what_has_ended(home: Home, runs: Runs) -> None:
     assert (found["run_id"], found["live"], found["unit"]) == (ID, False, None)
     assert (found["awaited"], found["next"], found["paths"]["observer_socket"]) == ([], [], None)
     told = home.call("status").out
-    assert "has ended" in told and "state: active when it ended" in told
+    assert "has ended" in told and "unit:" not in told and "state: active when it ended" in told
     # Nothing is claimed of workers that nobody has seen for long.
-    assert "up, g1" not in told and "awaited" not in told
+    assert "up, g1" not in told and "now: " not in told
     assert home.json("status", SESSION, "--run", "20260701T120000Z-1").data["run_id"] == "20260701T120000Z-1"
 
 
@@ -297,7 +297,8 @@ def test_what_a_person_does_next(
     assert (found["awaited"][0]["role"], found["awaited"][0]["what"]) == awaited
     [step] = found["next"]
     assert step["command"].startswith(command) and f"next: {step['why']}: {command}" in told
-    assert standing.Awaited(*awaited, None).short in listed
+    phrase = standing.Awaited(*awaited, None).phrase
+    assert phrase.startswith("waiting for a person") and phrase in listed and f"now: {phrase}" in told
     assert ("repair rounds: 1 of 1" in told) == (awaited[1] == "continuation")
 
 
@@ -309,50 +310,11 @@ def test_a_run_that_is_ready(home: Home, runs: Runs) -> None:
     assert [each["command"].split()[1] for each in found["next"]] == ["send", "stop"]
 
 
-OPEN = {"connected": True, "active_assignment_id": WORK}
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "work", "what"),
-    [
-        ("connecting", {"state": "disconnected"}, "accepted", "connection"),
-        ("connecting", {"state": "idle", "connected": True}, "accepted", None),
-        ("active", {"state": "active", **OPEN}, "accepted", "report"),
-        ("active", {"state": "idle", **OPEN}, "delivering", "acceptance"),
-        ("active", {"state": "active", **OPEN, "connected": False}, "accepted", "connection"),
-        ("active", {"state": "disconnected"}, "accepted", None),
-        ("active", {"state": "restarting", **OPEN}, "accepted", "restart"),
-        ("active", {"state": "recovering", **OPEN}, "accepted", "restart"),
-        ("active", {"state": "waiting", **OPEN}, "accepted", "message"),
-        ("active", {"state": "idle", **OPEN}, "uncertain", "redelivery"),
-        ("active", {"state": "idle", **OPEN}, "completed", None),
-        ("ready", {"state": "disconnected"}, "completed", None),
-    ],
-)
-def test_what_is_awaited(runs: Runs, name: str, fields: dict[str, Any], work: str, what: str | None) -> None:
-    directory = runs.make()
-    change(directory, state(name), role("implementer", **fields), role("reviewer", state="idle", connected=True))
-    change(directory, role("probe", state="idle", connected=True))
-    change(directory, assignment(WORK, state=work, round=2, delivery_id="3" * 32))
-    overview = reader.overview(str(directory / "broker.sqlite3"))
-    found = standing.awaited(snapshot.broker(overview), overview)
-    assert [(each.role, each.what) for each in found] == ([] if what is None else [("implementer", what)])
-    assert all(each.phrase and each.short for each in found)
-
-
-def test_who_comes_first_is_who_waits_for_a_person(runs: Runs) -> None:
-    directory = runs.make()
-    change(directory, role("reviewer", state="waiting", connected=True), state("needs_attention"))
-    overview = reader.overview(str(directory / "broker.sqlite3"))
-    found = standing.awaited(snapshot.broker(overview), overview)
-    assert [each.role for each in found] == ["reviewer", "implementer"]
-
-
 @pytest.mark.parametrize("down", [True, False])
 def test_a_worker_that_has_ended_can_be_started_again(down: bool) -> None:
     away = [standing.Awaited("reviewer", standing.CONNECTION, None)]
     gone = {"reviewer"} if down else {"implementer"}
-    found = list(standing.steps(away, "s", "orchestrate", ready=False, down=gone, new_id=""))
+    found = list(steps.steps(away, "s", "orchestrate", ready=False, down=gone, new_id=""))
     assert [each["command"] for each in found] == (["orchestrate restart s --role reviewer --yes"] if down else [])
 
 
@@ -492,9 +454,9 @@ def test_names_of_others_steer_no_terminal(home: Home, runs: Runs) -> None:
     [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3_599, "59 min"), (7_200, "2 h"), (200_000, "2 d"), (-5, "0 s")],
 )
 def test_how_long_ago(seconds: int, text: str) -> None:
-    assert standing.ago("2026-01-01T00:00:00+00:00", (1_767_225_600 + seconds) * 1_000) == text
-    assert standing.ago("2026-01-01T00:00:00", (1_767_225_600 + seconds) * 1_000) == text
-    assert standing.ago("then", 0) == standing.ago(None, 0) == ""
+    assert steps.ago("2026-01-01T00:00:00+00:00", (1_767_225_600 + seconds) * 1_000) == text
+    assert steps.ago("2026-01-01T00:00:00", (1_767_225_600 + seconds) * 1_000) == text
+    assert steps.ago("then", 0) == steps.ago(None, 0) == ""
 
 
 PROBE = """

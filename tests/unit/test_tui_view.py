@@ -109,10 +109,20 @@ def test_several_work_and_the_one_that_moved_last_speaks() -> None:
         ("connecting", [role("reviewer", **AWAY), role("probe")], "waiting for reviewer to connect", Tone.PLAIN),
         ("starting", [role("reviewer")], "waiting for the broker", Tone.PLAIN),
         ("initializing", [role("reviewer"), role("implementer")], "", Tone.PLAIN),
-        ("active", [role("reviewer", state="active", assignment=OWED)], "waiting for reviewer", Tone.ACTIVE),
-        ("active", [role("reviewer", **AWAY, assignment=TAKEN)], "waiting for reviewer", Tone.ACTIVE),
-        ("active", [role("reviewer", state="restarting", assignment=TAKEN)], "waiting for reviewer", Tone.ACTIVE),
-        ("active", [role("implementer"), role("reviewer", **AWAY)], "waiting for reviewer", Tone.ACTIVE),
+        (
+            "active",
+            [role("reviewer", state="active", assignment=OWED)],
+            "waiting for reviewer to take the work",
+            Tone.ACTIVE,
+        ),
+        ("active", [role("reviewer", **AWAY, assignment=TAKEN)], "waiting for reviewer to connect", Tone.ACTIVE),
+        (
+            "active",
+            [role("reviewer", state="restarting", assignment=TAKEN)],
+            "waiting for reviewer to be replaced",
+            Tone.ACTIVE,
+        ),
+        ("active", [role("implementer"), role("reviewer", **AWAY)], "waiting for reviewer to connect", Tone.ACTIVE),
         ("active", [role("implementer"), role("reviewer")], "", Tone.ACTIVE),
         ("ready", [role("implementer")], "approved; nothing is waited for", Tone.SUCCESS),
         (
@@ -145,7 +155,7 @@ def test_a_limit_of_rounds_waits_for_a_person(pending: int | None, said: bool) -
 
 def test_one_works_and_another_is_waited_for() -> None:
     found = now(works("implementer", "implementation"), role("probe", **AWAY, assignment=TAKEN), role("reviewer"))
-    assert (found.worker, found.waiting, found.tone) == ("implementer", "waiting for probe", Tone.ACTIVE)
+    assert (found.worker, found.waiting, found.tone) == ("implementer", "waiting for probe to connect", Tone.ACTIVE)
 
 
 def test_nobody_works_in_a_run_that_is_stopped() -> None:

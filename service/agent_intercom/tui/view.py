@@ -8,13 +8,13 @@ cut to a width here and nothing is made safe for a terminal; `layout` does both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from agent_intercom.orchestration import rows
-from agent_intercom.orchestration.contract import ROLES, AssignmentState, RoleState, Workflow
+from agent_intercom.orchestration import rows, standing
+from agent_intercom.orchestration.contract import ROLES, RoleState, Workflow
 
 UNAVAILABLE: Final = "metadata temporarily unavailable"
 MAX_EVENTS: Final = 8
@@ -171,7 +171,7 @@ def make(
         total=count(usage["total_tokens"]),
         limit=count(usage["soft_total_tokens"]) if usage["soft_total_tokens"] else "",
         over_budget=bool(usage["soft_total_budget_exceeded"]),
-        now=_now(workflow, found, life),
+        now=_now(snapshot, found, life),
         roles=roles,
         events=[event(row, zone) for row in events[-MAX_EVENTS:]],
     )
@@ -287,14 +287,18 @@ def _phase(row: Snapshot) -> str:
     return "" if activity is None else _PHASES.get(activity, words(activity))
 
 
-def _now(workflow: Snapshot, roles: Sequence[Snapshot], life: Life) -> Now:
-    """Who works, and who is waited for."""
-    state = workflow["state"]
+def _now(snapshot: Snapshot, roles: Sequence[Snapshot], life: Life) -> Now:
+    """Who works, and who is waited for. `roles` are those of the snapshot, in the order in which they are shown."""
+    state = snapshot["workflow"]["state"]
     if life is Life.STOPPED:
         return Now("", "", 0, "nothing is waited for", Tone.MUTED)
     beat = sum(row.get("activity_sequence") or 0 for row in roles)
-    busy = [row for row in roles if _works(row)]
-    waiting = _waiting(workflow, roles)
+    found = standing.awaited({**snapshot, "roles": roles})
+    at_work = {each.role for each in found if each.what == standing.REPORT}
+    busy = [row for row in roles if row["role"] in at_work]
+    waiting = standing.told(each for each in found if each.what != standing.REPORT)
+    if state == Workflow.READY:
+        waiting = "approved; nothing is waited for"
     if not busy:
         return Now("", "", beat, waiting, _STATE_TONES.get(state, Tone.PLAIN))
     # The one that moved last speaks for all.
@@ -304,41 +308,3 @@ def _now(workflow: Snapshot, roles: Sequence[Snapshot], life: Life) -> Now:
     kind = "" if assignment["kind"] == first["role"] else f"{assignment['kind']} "
     doing = ", ".join(filter(None, (f"{kind}r{assignment['round']}", _phase(first))))
     return Now(" + ".join(names), doing, beat, waiting, Tone.ACTIVE)
-
-
-def _waiting(workflow: Snapshot, roles: Sequence[Snapshot]) -> str:
-    """Who or what has to do something before the run goes on; empty where those who work are all."""
-    state = workflow["state"]
-    absent = _names(roles, lambda row: not row["connected"])
-    if state in {Workflow.STARTING, Workflow.CONNECTING}:
-        return f"waiting for {absent} to connect" if absent else "waiting for the broker"
-    if state == Workflow.READY:
-        return "approved; nothing is waited for"
-    if state == Workflow.UNCERTAIN:
-        lost = _names(roles, lambda row: row["state"] == RoleState.UNCERTAIN)
-        return f"waiting for a person: what {lost or 'a role'} did is uncertain"
-    if state == Workflow.NEEDS_ATTENTION:
-        if (workflow.get("continuation") or {}).get("pending_repair_round") is not None:
-            return "waiting for a person: continue, or stop; the limit of repair rounds is reached"
-        asking = _names(roles, lambda row: row["state"] == RoleState.WAITING)
-        return f"waiting for a person: {asking} stopped without a report" if asking else "waiting for a person"
-    owing = _names(roles, _owes)
-    if not owing and all(row["assignment"] is None for row in roles):
-        owing = absent
-    return owing and f"waiting for {owing}"
-
-
-def _works(row: Snapshot) -> bool:
-    """Whether a role has taken its work and is there to do it."""
-    assignment = row["assignment"]
-    taken = assignment is not None and assignment["state"] != AssignmentState.DELIVERING
-    return taken and row["state"] == RoleState.ACTIVE and row["connected"]
-
-
-def _owes(row: Snapshot) -> bool:
-    """Whether a role has work and does not work on it."""
-    return row["assignment"] is not None and not _works(row)
-
-
-def _names(roles: Iterable[Snapshot], which: Any) -> str:
-    return ", ".join(row["role"] for row in roles if which(row))

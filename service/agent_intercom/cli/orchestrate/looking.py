@@ -13,9 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agent_intercom.cli.orchestrate import standing, telling
+from agent_intercom.cli.orchestrate import telling
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
-from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot, tmux
+from agent_intercom.cli.orchestrate.steps import steps as next_steps
+from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot, standing, tmux
 from agent_intercom.orchestration.contract import Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import count, words
@@ -70,12 +71,12 @@ def status(options: argparse.Namespace) -> Answer:
     shown = None if overview is None else snapshot.broker(overview)
     lives = entry.unit is not None or runs.in_tmux(entry, os.environ)
     broker_unit, workers = _units(entry)
-    waiting = standing.awaited(shown, overview) if shown and overview and lives else []
+    waiting = standing.awaited(shown, _begun(overview)) if shown and overview and lives else []
     ready = shown is not None and shown["workflow"]["state"] == Workflow.READY
     steps: list[JsonObject] = []
     if entry.unit is not None:
         new_id, down = os.urandom(16).hex(), _down(entry, workers)
-        found = standing.steps(waiting, entry.session, options.program, ready=ready, down=down, new_id=new_id)
+        found = next_steps(waiting, entry.session, options.program, ready=ready, down=down, new_id=new_id)
         steps = list(found)
     files, more_files = _files(entry.directory)
     by_role = {} if shown is None else {row["role"]: row for row in shown["roles"]}
@@ -206,8 +207,13 @@ def _cells(overview: reader.Overview, dashboard: JsonObject, lives: bool) -> tup
     tokens = count(dashboard["usage"]["operational_tokens"])
     if _over_budget(shown):
         tokens += "!"
-    now = "; ".join(each.short for each in standing.awaited(shown, overview)) if lives else ""
+    now = standing.told(standing.awaited(shown)) if lives else ""
     return words(dashboard["workflow"]["state"]), str(dashboard["workflow"]["round"]), tokens, now
+
+
+def _begun(overview: reader.Overview) -> dict[str, str]:
+    """When the active assignment of every role that has one was made."""
+    return {role: assignment.created_at for role, assignment in overview.active.items()}
 
 
 def _issue(issue: runs.Issue) -> JsonObject:

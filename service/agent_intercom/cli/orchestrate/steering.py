@@ -22,6 +22,7 @@ from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonOb
 from agent_intercom.cli.signals import undisturbed
 from agent_intercom.orchestration import harness, runtime
 from agent_intercom.orchestration.client import BROKER_REJECTED, ControlAnswer, control
+from agent_intercom.orchestration.client_frames import random_id
 from agent_intercom.orchestration.contract import IMPLEMENTER, Code
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.runs import Entry
@@ -182,7 +183,8 @@ def _control(
         )
     except Refusal as refusal:
         if refusal.code in (BROKER_REJECTED, Code.BROKER_UNCERTAIN):
-            text, hint = explaining.refused(targets.overview(entry), action, role, refusal)
+            asked = explaining.Asked(action, role, entry.session, random_id())
+            text, hint = explaining.refused(targets.overview(entry), asked, refusal)
             raise _Refused(refusal.code, text, hint) from refusal
         if refusal.code == Code.BROKER_NOT_READY:
             hint = "The command was not accepted; `orchestrate doctor` tells more."

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from agent_intercom.cli.orchestrate.standing import Awaited, ago
+from agent_intercom.cli.orchestrate.steps import ago
 from agent_intercom.cli.output import printable, table
 from agent_intercom.orchestration.contract import ROLES
 from agent_intercom.orchestration.reader import Overview
+from agent_intercom.orchestration.standing import Awaited
 from agent_intercom.tui.view import count, moment, words
 
 _LIST: Final = ("SESSION", "RUN", "STATE", "ROUND", "WORKERS", "TOKENS", "NOW", "PROJECT")
@@ -41,6 +42,8 @@ def status_lines(
 ) -> Iterator[str]:
     """Where a run stands, who works or waits, and what to do next."""
     yield f"run: {data['session']}, {data['run_id']}, {_life(data, now_ms)}"
+    if data["unit"] is not None:
+        yield f"unit: orchestrate@{printable(data['unit'])}.service"
     yield f"project: {printable(data['project'])}"
     profile = data["execution_profile"]["name"]
     if profile:
@@ -66,7 +69,7 @@ def status_lines(
     yield from table(_ROLE_HEADER, [_role(role, data, overview, now_ms) for role in roles])
     for each in waiting:
         since = ago(each.since, now_ms)
-        yield f"awaited: {each.phrase}" + (f" (since {since})" if since else "")
+        yield f"now: {each.phrase}" + (f" (since {since})" if since else "")
     for step in data["next"]:
         yield f"next: {step['why']}: {step['command']}"
 

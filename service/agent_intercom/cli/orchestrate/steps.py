@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a person does their part before a run goes on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from datetime import UTC, datetime
+
+from agent_intercom.cli.orchestrate.answer import JsonObject
+from agent_intercom.orchestration import standing
+from agent_intercom.orchestration.contract import IMPLEMENTER
+from agent_intercom.orchestration.standing import Awaited
+
+
+def steps(
+    found: Iterable[Awaited], session: str, program: str, *, ready: bool, down: Container[str], new_id: str
+) -> Iterator[JsonObject]:
+    """What a person can do next: `why`, and the `command` line.
+
+    `down` are the roles whose worker's unit has ended; `new_id` is an id that no command has had.
+    """
+    for each in found:
+        role = each.role or "ROLE"
+        if each.what == standing.MESSAGE:
+            yield _step(f"to answer {role}", f"{program} send {session} --role {role} --message TEXT")
+        elif each.what == standing.REDELIVERY:
+            yield _step("to hand it over again, once seen", f"{program} redeliver {session} --role {role} --yes")
+        elif each.what == standing.CONTINUATION:
+            yield _step("to admit one more", continuing(session, program, new_id))
+        elif each.what in {standing.CONNECTION, standing.RESTART} and role in down:
+            yield _step(f"to start {role} again", f"{program} restart {session} --role {role} --yes")
+    if ready:
+        yield _step("to have something changed", f"{program} send {session} --role {IMPLEMENTER} --message TEXT")
+        yield _step("to end the run", f"{program} stop {session} --yes")
+
+
+def continuing(session: str, program: str, new_id: str) -> str:
+    """The command line that admits one more round of repair; `new_id` is an id that no command has had."""
+    return f"{program} continue {session} --yes --command-id {new_id}"
+
+
+def _step(why: str, command: str) -> JsonObject:
+    return {"why": why, "command": command}
+
+
+def ago(timestamp: str | None, now_ms: int) -> str:
+    """How long ago something was, short; empty where the time cannot be read."""
+    try:
+        then = datetime.fromisoformat(timestamp or "")
+    except ValueError:
+        return ""
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=UTC)
+    seconds = max(0, int(now_ms / 1000 - then.timestamp()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -107,9 +107,7 @@ def test_a_negative_timeout_is_no_text_with_a_dash(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(("arguments", "usage"), [(["help"], "intercom"), (["help", "send"], "intercom send")])
 def test_help_is_a_command_too(arguments: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 0
+    assert main(arguments) == 0
     assert capsys.readouterr().out.startswith(f"usage: {usage} [-h]")
 
 
@@ -117,14 +115,12 @@ def test_help_is_a_command_too(arguments: list[str], usage: str, capsys: pytest.
 def test_every_command_can_be_called_wrongly(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--nonsense"]) == 2
     capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
+    assert main([command, "--help"]) == 0
     assert "\n  2  " in capsys.readouterr().out
 
 
 def test_the_help_says_what_is_foreign(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["doctor", "--help"])
+    assert main(["doctor", "--help"]) == 0
     assert "foreign is" in " ".join(capsys.readouterr().out.split())
 
 

@@ -65,7 +65,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
             "--thinking": (("--thinking", "low"), "thinking", "low"),
         },
     ),
-    "continue": (("demo", "--command-id", ID), {**SESSION_AND_RUN, **COMMAND_ID, **YES}),
+    "continue": (("demo",), {**SESSION_AND_RUN, **COMMAND_ID, **YES}),
     "redeliver": (("demo", *ROLE), {**SESSION_AND_RUN, **ONE_ROLE, **COMMAND_ID, **YES}),
     "stop": ((), {**SESSION_AND_RUN, **YES}),
     "doctor": ((), {**PROJECT, **SKIP}),

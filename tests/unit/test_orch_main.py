@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -63,27 +65,32 @@ def test_wrong_usage_names_the_command(home: Home, words: list[str], command: st
 def test_version(home: Home) -> None:
     said = home.json("--version")
     assert said.envelope["command"] == "version" and said.data == {"version": __version__}
-    with pytest.raises(SystemExit) as ended:
-        home.call("--version")
-    assert ended.value.code == 0
+    said = home.call("--version")
+    assert said.code == 0 and said.out == f"orchestrate {__version__}\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "--help"], ["start", "-h"], ["help"], ["help", "start"]])
-def test_help_is_for_people(home: Home, words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_is_for_people(home: Home, words: list[str]) -> None:
     assert home.json(*words).error[0] == "interactive_help_only"
-    with pytest.raises(SystemExit) as ended:
-        home.call(*words)
-    assert ended.value.code == 0 and "usage: orchestrate" in capfd.readouterr().out
+    said = home.call(*words)
+    assert said.code == 0 and "usage: orchestrate" in said.out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["start", "--help"], ["--version"]])
+@pytest.mark.parametrize("module", ["agent_intercom.cli", "agent_intercom.cli.orchestrate.main"])
+def test_help_that_cannot_be_printed_is_one_line(module: str, words: list[str]) -> None:
+    words = ["list" if word == "start" and module == "agent_intercom.cli" else word for word in words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "cannot be written" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["orchestrate", "pi-tmux-agents"])
-def test_help_calls_the_program_by_its_name(
-    home: Home, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_help_calls_the_program_by_its_name(home: Home, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(main.CALLED_AS, name)
-    with pytest.raises(SystemExit):
-        home.call("start", "--help")
-    assert f"usage: {name} start" in capfd.readouterr().out
+    assert f"usage: {name} start" in home.call("start", "--help").out
     assert home.call("nonsense").err.startswith(f"{name}: ")
 
 

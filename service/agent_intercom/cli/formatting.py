@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `--help` of both commands is laid out."""
+"""How `--help` of both commands is laid out and printed."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
+from typing import Any
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -12,6 +14,14 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_columns())
+
+
+class HelpfulParser(argparse.ArgumentParser):
+    """Does not keep to itself that help could not be printed."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message:
+            (sys.stderr if file is None else file).write(message)
 
 
 def _columns() -> int:

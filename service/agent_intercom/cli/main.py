@@ -11,7 +11,7 @@ from typing import NoReturn, TypeAlias
 
 from agent_intercom import __version__
 from agent_intercom.cli.exits import BROKEN_PIPE, INTERRUPTED, REFUSED, SIGNALLED, USAGE, CommandError, epilog
-from agent_intercom.cli.formatting import Formatter
+from agent_intercom.cli.formatting import Formatter, HelpfulParser
 from agent_intercom.cli.signals import Ended, raising
 from agent_intercom.intercom.client_errors import ClientError
 
@@ -20,7 +20,7 @@ Command: TypeAlias = Callable[[argparse.Namespace], int]
 DESCRIPTION = "Find the agents on this machine, send them messages, ask them questions and answer theirs."
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(HelpfulParser):
     """Complains in one line, and as JSON where that was asked for."""
 
     def error(self, message: str) -> NoReturn:
@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         with raising():
-            code = _run(arguments)
+            try:
+                code = _run(arguments)
+            except SystemExit as ended:
+                # The parser has printed help, or the version.
+                code = int(ended.code or 0)
         sys.stdout.flush()
         return code
     except BrokenPipeError:

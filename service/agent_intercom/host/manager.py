@@ -87,7 +87,7 @@ class Manager:
 
     def __enter__(self) -> Self:
         if self._address is None:
-            raise ManagerUnreachable("neither DBUS_SESSION_BUS_ADDRESS nor XDG_RUNTIME_DIR is set")
+            raise ManagerUnreachable("there is no user bus: neither DBUS_SESSION_BUS_ADDRESS nor XDG_RUNTIME_DIR names one")
         try:
             from jeepney.io.blocking import open_dbus_connection
         except ImportError as error:
@@ -276,8 +276,9 @@ def _reaching() -> Iterator[None]:
 def _bus_address(environ: Mapping[str, str]) -> str | None:
     if address := environ.get("DBUS_SESSION_BUS_ADDRESS"):
         return address
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    return f"unix:path={runtime}/bus" if runtime else None
+    # Where pam_systemd(8) makes it, for those who call without a session.
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    return f"unix:path={runtime}/bus" if os.path.exists(f"{runtime}/bus") else None
 
 
 def lingering() -> bool | None:

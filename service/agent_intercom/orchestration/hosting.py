@@ -228,6 +228,8 @@ def _properties(unit: str, command: list[str]) -> dict[str, Variant]:
         # Its memory has the bodies in it, as the broker's has.
         "LimitCORE": ("t", 0),
         "MemorySwapMax": ("t", 0),
+        # What an agent that is told to end exits with.
+        "SuccessExitStatus": ("(aiai)", ([143], [])),
         # What is killed is what takes most, such as a compiler; the agent sees that it failed.
         "OOMPolicy": ("s", "continue"),
     }

@@ -181,11 +181,12 @@ def live_runs(environ: Mapping[str, str]) -> Runs:
     issues: list[Issue] = []
     for unit, directory in _live(environ).items():
         try:
-            entry = at(directory)
+            entry = at(directory) if directory else _of_unit(unit, environ)
             if entry.manifest.unit != unit:
                 raise Refusal(ERROR, "the run does not have the unit that lives for it", "unit")
         except Refusal as refusal:
-            issues.append(Issue(path.basename(path.dirname(directory)), _text(refusal), directory))
+            name = path.basename(path.dirname(directory)) or f"orchestrate@{unit}"
+            issues.append(Issue(name, _text(refusal), directory))
         else:
             entries.append(entry._replace(unit=unit))
     entries.sort(key=lambda entry: entry.run_id, reverse=True)
@@ -193,10 +194,18 @@ def live_runs(environ: Mapping[str, str]) -> Runs:
     return Runs(entries, issues, False, len(entries) + len(issues))
 
 
+def _of_unit(unit: str, environ: Mapping[str, str]) -> Entry:
+    """The run that a unit is of, looked for among the newest: its place, which would tell, cannot be read."""
+    for entry in newest(locations.roots(environ)).entries:
+        if entry.manifest.unit == unit:
+            return entry
+    raise Refusal(ERROR, "it lives, and nobody can tell where: its run.json cannot be read", "unit")
+
+
 def seen_live(entry: Entry, environ: Mapping[str, str]) -> Entry:
     """The same run, with its unit if it lives."""
     unit = entry.manifest.unit
-    lives = unit is not None and _live(environ).get(unit) == entry.directory
+    lives = unit is not None and _live(environ).get(unit) in {entry.directory, ""}
     return entry._replace(unit=unit if lives else None)
 
 
@@ -315,12 +324,14 @@ def _those(live: Runs) -> str:
 
 
 def _live(environ: Mapping[str, str]) -> dict[str, str]:
-    """From the unit of every run that lives to its directory."""
+    """From the unit of every run that lives to its directory, empty where that cannot be told.
+
+    Raises Refusal `orchestration_error` where nobody can tell which runs live.
+    """
     try:
         runtime_dir = runtime.runtime_dir(environ)
-    except Refusal:
-        # Without a user manager's directory there is nothing that could host a run.
-        return {}
+    except Refusal as refusal:
+        raise Refusal(ERROR, f"nobody can tell which runs live: {refusal.text}", refusal.field) from refusal
     return {live.unit: live.directory for live in runtime.live(runtime_dir)}
 
 

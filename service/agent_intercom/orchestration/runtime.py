@@ -35,6 +35,9 @@ NAME: Final = "run.json"
 MAX_BYTES: Final = 2_097_152
 """As much as the kernel takes as arguments and environment of a new process by default (execve(2))."""
 
+LOGIND: Final = "/run/user"
+"""Where pam_systemd(8) makes the runtime directory of every user."""
+
 MAX_SOCKET_PATH: Final = 107
 LOCK_TIMEOUT: Final = 15.0
 """Seconds; whoever calls the command line gives it thirty (orchestration spec, section 11.1)."""
@@ -51,7 +54,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class Live(NamedTuple):
-    """A run that is up: the id of its units, and its directory."""
+    """A run that is up: the id of its units, and its directory, which is empty where its place cannot be read."""
 
     unit: str
     directory: str
@@ -76,10 +79,18 @@ class RunPlace(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def runtime_dir(environ: Mapping[str, str]) -> str:
-    """`%t` as this process is told it: XDG_RUNTIME_DIR. Raises Refusal `runtime_missing` where that is unset."""
+    """`%t`: XDG_RUNTIME_DIR, or where logind makes it, for those who call without a session (cron(8), su(1)).
+
+    Raises Refusal `runtime_missing` where it is neither told nor there.
+    """
     value = environ.get("XDG_RUNTIME_DIR", "")
     if not path.isabs(value):
-        raise Refusal("runtime_missing", "XDG_RUNTIME_DIR is not set", "XDG_RUNTIME_DIR")
+        value = path.join(LOGIND, str(os.geteuid()))
+        try:
+            privatefiles.check_directory(value, closed=True)
+        except OSError as error:
+            text = f"XDG_RUNTIME_DIR is not set, and there is no {value}: log in through systemd-logind, or set it"
+            raise Refusal("runtime_missing", text, "XDG_RUNTIME_DIR") from error
     # The service manager has it without links, and so the addresses of its sockets.
     return path.realpath(value)
 
@@ -215,17 +226,21 @@ def _wait_for(descriptor: int, how: int, deadline: float) -> None:
 
 
 def live(runtime_dir: str) -> list[Live]:
-    """The runs that are up, by their units: their place can be read, and somebody listens at their address.
+    """The runs that are up, by their units: those at whose address somebody listens.
 
-    Nothing is written, connected to or started, and what is not as `write` makes it is passed over.
+    Nothing is written, connected to or started. A run is up, too, of which the place cannot be read.
     """
-    placed = units(runtime_dir)
-    listeners = listening() if placed else frozenset[str]()
     found = []
-    for unit in placed:
-        if socket_path(runtime_dir, unit) in listeners:
-            with contextlib.suppress(Refusal):
-                found.append(Live(unit, read(runtime_dir, unit).directory))
+    place = path.join(runtime_dir, "agent-intercom", "run")
+    for address in sorted(listening()):
+        directory, name = path.split(address)
+        unit, extension = path.splitext(name)
+        if directory != place or extension != ".sock" or UNIT_ID.fullmatch(unit) is None:
+            continue
+        where = ""
+        with contextlib.suppress(Refusal):
+            where = read(runtime_dir, unit).directory
+        found.append(Live(unit, where))
     return found
 
 

@@ -48,7 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUSED
     try:
         with raising():
-            code = _run(program, arguments)
+            try:
+                code = _run(program, arguments)
+            except SystemExit as ended:
+                # The parser has printed help, or the version.
+                code = int(ended.code or 0)
         sys.stdout.flush()
         return code
     except BrokenPipeError:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn, TypeAlias
 
-from agent_intercom.cli.formatting import Formatter
+from agent_intercom.cli.formatting import Formatter, HelpfulParser
 from agent_intercom.cli.orchestrate.answer import MEANINGS, Answer, usage
 from agent_intercom.orchestration.contract import ROLES, THINKING
 
@@ -43,7 +43,7 @@ _SPECIALISTS: Final = (("probe", "probe"), ("playwright", "playwright"), ("djang
 _SESSION: Final = "name of a session (default: that of this directory, or the only one that runs)"
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(HelpfulParser):
     """Complains in one line, and as JSON where that was asked for."""
 
     def error(self, message: str) -> NoReturn:
@@ -325,8 +325,8 @@ def _steering(adding: _Adding) -> None:
     with adding.command("restart", _lazy("steering", "restart"), "replace a worker by a new one", example) as sub:
         _session(sub, needed=True)
         _role(sub)
-        sub.add_argument("--provider", metavar="P", help="provider of the new worker's model, with --model")
-        sub.add_argument("--model", metavar="M", help="model of the new worker, with --provider")
+        sub.add_argument("--provider", metavar="P", help="provider of the new worker's model")
+        sub.add_argument("--model", metavar="M", help="model of the new worker")
         sub.add_argument("--thinking", choices=THINKING, metavar="LEVEL", help="thinking level of the new worker")
         sub.add_argument("--skip-model-check", action="store_true", help="do not ask whether the model is available")
         _run(sub)
@@ -335,11 +335,11 @@ def _steering(adding: _Adding) -> None:
         "continue",
         _lazy("steering", "continue_run"),
         "admit one more round of repair",
-        f"continue demo --yes --command-id {'0123456789abcdef' * 2}",
+        "continue demo --yes",
     ) as sub:
         _session(sub, needed=True)
         _run(sub)
-        _command_id(sub, needed=True)
+        _command_id(sub)
         _yes(sub, "really go on")
     with adding.command(
         "redeliver", _lazy("steering", "redeliver"), "hand a worker its work again", "redeliver demo --role probe --yes"

@@ -69,13 +69,12 @@ def restart(options: argparse.Namespace) -> Answer:
     """`restart`: replace a worker. The broker agrees first, then the manifest is saved, then the unit is replaced."""
     role = options.role
     texts.refuse_unless(options.yes, f"restart ends the {role} that runs")
-    if (options.provider is None) != (options.model is None):
-        raise usage("--provider and --model go together")
     entry = targets.live(options.session, options.run, role)
     hosted = targets.harness_of(entry, role) != harness.EXTERNAL
     changed = targets.changed_models(entry, role, options)
-    if hosted and "model" in changed and not options.skip_model_check:
-        targets.check_model(entry, role, changed["provider"], changed["model"])
+    if hosted and changed.keys() & {"provider", "model"} and not options.skip_model_check:
+        record = entry.manifest.roles[role]
+        targets.check_model(entry, role, changed.get("provider", record.provider), changed.get("model", record.model))
     with runtime.lock(runtime.runtime_dir(os.environ), entry.session):
         entry = targets.still_live(entry)
         return _replaced(entry, role, changed) if hosted else _let_go(entry, role, changed)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate import targets, texts
-from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure
+from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, usage
 from agent_intercom.cli.signals import undisturbed
 from agent_intercom.host.manager import Manager
 from agent_intercom.orchestration import hosting, rundir, runs, runtime, startup
@@ -19,17 +19,21 @@ from agent_intercom.orchestration.errors import Refusal
 
 
 class _Target(NamedTuple):
-    """What is to end. `listens`: systemd listens for it, or did when it was looked for."""
+    """What is to end. `listens`: systemd listens for it, or did when it was looked for. `project`: where it works."""
 
     session: str
     directory: str
     unit: str
     listens: bool
+    project: str | None = None
 
 
 def stop(options: argparse.Namespace) -> Answer:
     """`stop`: end broker, socket and workers of a run, and see that nothing of it is left."""
     target = _target(options.session, options.run)
+    if options.session is None and target.project not in {None, path.realpath(targets.here())}:
+        text = f"no run of this directory lives, and {target.session} works elsewhere ({target.project})"
+        raise usage(text, f"If that is meant: `{options.program} stop {target.session} --yes`.")
     texts.refuse_unless(options.yes, f"stop ends every agent of {target.session}")
     runtime_dir = runtime.runtime_dir(os.environ)
     with targets.managing(Manager()) as manager, runtime.lock(runtime_dir, target.session):
@@ -66,7 +70,7 @@ def _target(session: str | None, run_id: str | None) -> _Target:
         if found is None or refusal.code == runs.FOREIGN:
             raise
         return found
-    return _Target(entry.session, entry.directory, entry.unit or "", True)
+    return _Target(entry.session, entry.directory, entry.unit or "", True, entry.manifest.project)
 
 
 def _unlisted(session: str, run_id: str | None) -> _Target | None:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent_intercom.cli.orchestrate.main import main
+from agent_intercom.orchestration import runtime
+from agent_intercom.orchestration import runtime
 
 PI = """\
 #!/bin/sh
@@ -72,6 +74,7 @@ class Home:
         bridge.parent.mkdir(parents=True)
         bridge.write_text("")
         (root / "package/package.json").write_text('{"version": "0.10.0"}')
+        monkeypatch.setattr(runtime, "LOGIND", str(root / "logind"))
         for name in list(os.environ):
             if name.startswith(("PI_", "AGENT_INTERCOM_", "XDG_", "TMUX", "DBUS_")):
                 monkeypatch.delenv(name)
@@ -84,6 +87,8 @@ class Home:
         }
         for name, value in self.environment.items():
             monkeypatch.setenv(name, value)
+        # That of the person who runs the tests is none of their business.
+        monkeypatch.setattr(runtime, "LOGIND", str(root / "logind"))
         monkeypatch.chdir(self.project)
 
     def program(self, name: str, text: str) -> None:

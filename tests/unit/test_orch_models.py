@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent_intercom.orchestration import models
+from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.models import ModelCheck, check, parse
 
 LIST = "provider  model  context\np1  a  200K\np1  b  200K\n\np2 a\n"
@@ -98,6 +99,19 @@ def test_all_questions_share_one_patience() -> None:
     assert pi.calls[0][1]["timeout"] == models.TIMEOUT_S - 5
     assert [one.available for one in found] == [True, False]
     assert found[1].detail == "`pi` did not answer in time"
+
+
+def test_what_cannot_go_on_without_a_model(tmp_path: Path) -> None:
+    program = tmp_path / "pi"
+    program.write_text("#!/bin/sh\necho heading; echo p m\n")
+    program.chmod(0o755)
+    roles = {"implementer": Worker("p", "m"), "probe": Worker("x", "y", "external")}
+    models.require(roles, str(program), {})
+    with pytest.raises(Refusal) as caught:
+        models.require({**roles, "reviewer": Worker("p", "n"), "django": Worker("p", "o")}, str(program), {})
+    assert (caught.value.code, caught.value.field) == ("model_unavailable", "reviewer")
+    assert caught.value.text.startswith("reviewer model unavailable: ") and "p/n" in caught.value.text
+    assert "--skip-model-check" in caught.value.text
 
 
 def test_a_real_program(tmp_path: Path) -> None:

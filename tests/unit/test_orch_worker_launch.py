@@ -254,7 +254,7 @@ def test_what_is_no_worker(place: Place, arguments: tuple[str, ...], why: str) -
 
 
 def test_where_the_run_is_not_whole(place: Place) -> None:
-    assert "XDG_RUNTIME_DIR" in refused(place, XDG_RUNTIME_DIR="")
+    assert "no such run" in refused(place, XDG_RUNTIME_DIR=str(place.runtime / "gone"))
     write(place.runtime, place.run, {"pi": str(place.pi)})
     assert "where pi-bridge is" in refused(place)
     write(place.runtime, place.run, {"pi": str(place.pi), "pi-bridge": "/b"})

@@ -256,12 +256,9 @@ def _skills(values: list[str]) -> dict[str, list[Skill]]:
 
 
 def _check_runtime_directory(unit: str) -> None:
-    """What the address of the run `unit` is to be in. Raises CommandFailure `orchestration_error`."""
+    """What the address of the run `unit` is to be in. Raises Refusal, or CommandFailure `orchestration_error`."""
+    directory = runtime.runtime_dir(os.environ)
     hint = "Log in through systemd-logind, or set it to /run/user/UID."
-    try:
-        directory = runtime.runtime_dir(os.environ)
-    except Refusal as refusal:
-        raise CommandFailure(ERROR, refusal.text, hint) from refusal
     if not path.isdir(directory) or not os.access(directory, os.W_OK | os.X_OK):
         raise CommandFailure(ERROR, "XDG_RUNTIME_DIR names no directory of yours", hint)
     if len(os.fsencode(runtime.socket_path(directory, unit))) > runtime.MAX_SOCKET_PATH:

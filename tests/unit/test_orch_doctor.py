@@ -24,7 +24,7 @@ from agent_intercom.cli.dependencies import DEPENDENCIES
 from agent_intercom.cli.orchestrate import examining, findings
 from agent_intercom.cli.orchestrate.findings import Systemd
 from agent_intercom.host.manager import UnitState
-from agent_intercom.orchestration import hosting, inventory, models, tmux
+from agent_intercom.orchestration import hosting, inventory, models, runtime, tmux
 from tests.unit.orchcli import Home, Said
 from tests.unit.test_orch_pruning import age, make, place, root_of
 
@@ -183,6 +183,7 @@ def test_the_runtime_directory(machine: Home, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     assert "too long" in checks(machine)["runtime-directory"][1]
     monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(runtime, "LOGIND", "/nowhere")
     said = machine.json("doctor")
     assert said.error[0] == "missing_prerequisite"
     assert said.envelope["data"]["runs"]["retained"] is None
@@ -333,6 +334,15 @@ def test_a_run_that_lives_and_cannot_be_read(machine: Home) -> None:
         status, detail, way_out = checks(machine)["run"]
     assert status == "fail" and detail.startswith("team: it lives, and cannot be read")
     assert way_out == f"look at {run}; to end it: systemctl --user stop orchestrate-teamr1.slice"
+
+
+def test_a_run_that_lives_and_of_which_nobody_can_tell_where(machine: Home) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        (machine.runtime / "agent-intercom/run").mkdir(parents=True, mode=0o700)
+        listener.bind(str(machine.runtime / "agent-intercom/run/x1.sock"))
+        listener.listen()
+        status, _, way_out = checks(machine)["run"]
+    assert (status, way_out) == ("fail", "to end it: systemctl --user stop orchestrate-x1.slice")
 
 
 def test_processes_that_nobody_listens_for(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:

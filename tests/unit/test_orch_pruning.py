@@ -162,6 +162,19 @@ def test_a_run_that_lives_or_is_being_started_stays(home: Home) -> None:
     assert (live.exists(), placed.exists(), dead.exists()) == (True, True, False)
 
 
+def test_a_run_that_lives_stays_though_its_place_cannot_be_read(home: Home) -> None:
+    run = make(home, "a", "live", 100)
+    with socket.socket(socket.AF_UNIX) as listener:
+        address = place(home, run)
+        listener.bind(address)
+        listener.listen()
+        (Path(address.removesuffix(".sock")) / "run.json").write_text("{")
+        data = home.json("prune", "--keep", "0", "--yes").data
+    assert data["kept"]["held"] == {"live": 1} and run.exists()
+    data = home.json("prune", "--keep", "0", "--yes").data
+    assert data["kept"]["held"] == {"placed": 1} and run.exists()
+
+
 def test_a_run_that_somebody_has_open_stays(home: Home) -> None:
     run = make(home, "a", "r", 100)
     with open(run / "sessions/implementer/log.jsonl", "wb"):
@@ -448,6 +461,7 @@ def test_a_run_with_processes_stays_though_nobody_listens(home: Home, monkeypatc
 def test_without_knowing_what_lives_nothing_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(home, "a", "r", 100)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(runtime, "LOGIND", "/nowhere")
     code, message = home.json("prune", "--keep", "0", "--yes").error
     assert code == "orchestration_error" and "XDG_RUNTIME_DIR" in message
     assert run.exists()

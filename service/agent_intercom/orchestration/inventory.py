@@ -109,7 +109,9 @@ def take(environ: Mapping[str, str], now: float, *, original: bool) -> Inventory
     Raises Refusal `orchestration_error` for a state root that is no directory of ours, and `runtime_missing` where
     nobody can tell what lives, because the directory of the user manager is not known.
     """
-    placed = _placed(runtime.runtime_dir(environ))
+    runtime_dir = runtime.runtime_dir(environ)
+    standing = _standing(runtime_dir)
+    placed = _placed(runtime_dir, standing)
     roots = places.roots(environ)
     hosted = set(tmux.hosted(environ)) if original else set()
     # Whoever names another place may have other directories in it.
@@ -128,8 +130,8 @@ def take(environ: Mapping[str, str], now: float, *, original: bool) -> Inventory
                 with contextlib.suppress(FileNotFoundError):
                     leftovers += _empty(session, directory)
     used = in_use([each.directory for each in found] + [each.name for each in leftovers])
-    working = with_processes()
-    found = [each._replace(held=each.held or _held_anyhow(each, now, used, working)) for each in found]
+    standing = dict.fromkeys(with_processes(), LEFT) | standing
+    found = [each._replace(held=each.held or _held_anyhow(each, now, used, standing)) for each in found]
     leftovers = [each for each in leftovers if each.name not in used]
     leftovers += [
         Leftover(STARTUP_FILE, path.join(each.directory, startup.NAME), each.ended, each.startup, each.session)
@@ -171,9 +173,9 @@ def in_use(directories: Iterable[str]) -> set[str]:
     return used
 
 
-def _held_anyhow(run: RunFiles, now: float, used: set[str], working: set[str]) -> str:
-    if run.unit in working:
-        return LEFT
+def _held_anyhow(run: RunFiles, now: float, used: set[str], standing: Mapping[str, str]) -> str:
+    if run.unit is not None and run.unit in standing:
+        return standing[run.unit]
     if run.directory in used:
         return IN_USE
     return PLACED if run.startup is not None and now - run.ended < STARTING_S else ""
@@ -223,16 +225,17 @@ def _is_half_made(run_id: str, directory: str) -> bool:
     return _RUN_ID.fullmatch(run_id) is not None and all(map(_FILES.fullmatch, os.listdir(directory)))
 
 
-def _placed(runtime_dir: str) -> dict[str, str]:
-    """From the directory of every run that was started and not stopped to how it is held."""
-    listeners = runtime.listening()
+def _standing(runtime_dir: str) -> dict[str, str]:
+    """From the unit of every run that was started and not stopped to how it is held."""
+    return dict.fromkeys(runtime.units(runtime_dir), PLACED) | {each.unit: LIVE for each in runtime.live(runtime_dir)}
+
+
+def _placed(runtime_dir: str, standing: Mapping[str, str]) -> dict[str, str]:
+    """The same from the directory of the run, of those of which the place can be read."""
     found = {}
-    for unit in runtime.units(runtime_dir):
-        try:
-            directory = runtime.read(runtime_dir, unit).directory
-        except Refusal:
-            continue
-        found[directory] = LIVE if runtime.socket_path(runtime_dir, unit) in listeners else PLACED
+    for unit, held in standing.items():
+        with contextlib.suppress(Refusal):
+            found[runtime.read(runtime_dir, unit).directory] = held
     return found
 
 

@@ -125,16 +125,18 @@ def _runtime_dir() -> str | None:
 
 
 def _files(now: float) -> Lying:
-    live = runs.live_runs(os.environ)
     directory = _runtime_dir()
     if directory is None:
-        return Lying(live, None)
-    units = {each.directory: each.unit for each in runtime.live(directory)}
+        # `runtime-directory` says so.
+        return Lying(None, None)
+    live, units = None, {}
     try:
+        live = runs.live_runs(os.environ)
+        units = {each.directory: each.unit for each in runtime.live(directory)}
         taken = inventory.take(os.environ, now, original=False)
+        return Lying(live, taken, inventory.stale_places(os.environ), units)
     except Refusal as refusal:
         return Lying(live, None, units=units, problem=refusal.text)
-    return Lying(live, taken, inventory.stale_places(os.environ), units)
 
 
 def _look_at_settings(project: str, skip_model_check: bool) -> _Settings:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.cli import output
-from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, CommandFailure, JsonObject
+from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, JsonObject
 from agent_intercom.orchestration import inventory, retention, rundir, runtime
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.inventory import Inventory, Leftover, RunFiles
@@ -68,7 +68,7 @@ def prune(options: argparse.Namespace) -> Answer:
     if not options.yes:
         plan = _plan(options, rules, now)
         return Answer(_data(options, rules, plan, now, Outcome(set(), {})), _preview(options, rules, plan, now))
-    with runtime.lock(_runtime_dir()):
+    with runtime.lock(runtime.runtime_dir(os.environ)):
         plan = _plan(options, rules, now)
         outcome = _remove(plan)
     data, lines, failed = _data(options, rules, plan, now, outcome), _told(plan, outcome), outcome.failed
@@ -95,14 +95,6 @@ def _rules(options: argparse.Namespace) -> Rules:
     return rules_in(load(os.environ))
 
 
-def _runtime_dir() -> str:
-    try:
-        return runtime.runtime_dir(os.environ)
-    except Refusal as refusal:
-        text = "without XDG_RUNTIME_DIR nobody can tell which runs live"
-        raise CommandFailure("orchestration_error", text, f"Set it to /run/user/{os.getuid()}.") from refusal
-
-
 def choose(found: Inventory, rules: Rules, now: float) -> list[tuple[RunFiles, str]]:
     """The runs that the rules do not keep, by root and oldest first, each with the reason (`retention.choose`)."""
     by_directory = {run.directory: run for run in found.runs}
@@ -112,7 +104,6 @@ def choose(found: Inventory, rules: Rules, now: float) -> list[tuple[RunFiles, s
 
 
 def _plan(options: argparse.Namespace, rules: Rules, now: float) -> Plan:
-    _runtime_dir()
     found = inventory.take(os.environ, now, original=options.original)
     if options.keep is not None:
         # Who says how many are to be kept of a session does not mean how many of all.

@@ -69,10 +69,11 @@ def live_runs(lying: Lying, found: Systemd) -> Iterator[Check]:
         return
     for issue in live.issues:
         text = f"{issue.name}: it lives, and cannot be read: {issue.text}"
-        hint = f"look at {issue.directory}"
-        if unit := lying.units.get(issue.directory):
-            hint += f"; to end it: systemctl --user stop {hosting.slice_unit(unit)}"
-        yield Check("run", "fail", text, hint)
+        hints = [f"look at {issue.directory}"] if issue.directory else []
+        # Where nobody can tell the directory, the unit stands for it.
+        unit = lying.units.get(issue.directory) if issue.directory else issue.name.removeprefix("orchestrate@")
+        hints += [f"to end it: systemctl --user stop {hosting.slice_unit(unit)}"] if unit else []
+        yield Check("run", "fail", text, "; ".join(hints))
     troubled = 0
     for entry in live.entries:
         broker = found.brokers.get(entry.unit or "")

@@ -207,7 +207,8 @@ def test_a_directory_of_runs_that_is_none_is_refused(
     home: Home, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setenv("AGENT_INTERCOM_RUNS_DIR", "relative")
-    assert home.json(*words).error == ("orchestration_error", "AGENT_INTERCOM_RUNS_DIR must be an absolute path")
+    code, text = home.json(*words).error
+    assert code == "orchestration_error" and text.startswith("AGENT_INTERCOM_RUNS_DIR must be an absolute path. ")
 
 
 def test_status(home: Home, runs: Runs) -> None:

@@ -346,7 +346,42 @@ def test_a_run_lives_while_somebody_listens_for_its_broker(stage: Stage) -> None
     assert runs.live_runs(stage.environ) == runs.Runs([], [], False, 0)
     assert runs.seen_live(entry, stage.environ).unit is None
     assert stage.resolve("s").unit is None
-    assert runs.live_runs({**stage.environ, "XDG_RUNTIME_DIR": ""}).entries == []
+
+
+def test_where_nobody_can_tell_which_runs_live_none_is_said_to_be_dead(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = stage.make("s")
+    without = {**stage.environ, "XDG_RUNTIME_DIR": ""}
+    monkeypatch.setattr(runtime, "LOGIND", str(stage.top / "nowhere"))
+    for look in (lambda: runs.live_runs(without), lambda: runs.resolve("s", "/", without, False)):
+        code, text = refused(look)
+        assert code == "orchestration_error" and "which runs live" in text and "XDG_RUNTIME_DIR" in text
+    # cron(8) and su(1) have no variable, and logind's directory all the same.
+    logind = stage.top / "logind"
+    logind.mkdir()
+    (logind / str(os.geteuid())).symlink_to(stage.runtime)
+    monkeypatch.setattr(runtime, "LOGIND", str(logind))
+    assert refused(lambda: runs.live_runs(without))[0] == "orchestration_error"
+    (logind / str(os.geteuid())).unlink()
+    (logind / str(os.geteuid())).mkdir(mode=0o700)
+    with stage.alive(directory):
+        assert runs.live_runs(without).entries == []
+    assert runtime.runtime_dir({}) == str(logind / str(os.geteuid()))
+
+
+def test_a_run_whose_place_cannot_be_read_lives_all_the_same(stage: Stage) -> None:
+    directory = stage.make("s")
+    unit = stage.unit(directory)
+    place = stage.runtime / "agent-intercom/run" / unit / "run.json"
+    with stage.alive(directory):
+        place.unlink()
+        [entry] = runs.live_runs(stage.environ).entries
+        assert entry.directory == str(directory) and entry.unit == unit
+        assert stage.resolve("s", True) == entry
+        (directory / "manifest.json").write_text("{}")
+        [issue] = runs.live_runs(stage.environ).issues
+        assert "run.json" in issue.text and unit in issue.name
 
 
 def test_a_live_run_is_found_wherever_it_lies(stage: Stage) -> None:

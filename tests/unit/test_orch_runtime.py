@@ -252,9 +252,10 @@ def test_live_runs_have_a_place_and_somebody_who_listens(short: Path) -> None:
     (short / "agent-intercom/run/odd name").touch()
     with contextlib.ExitStack() as stack:
         heard = [stack.enter_context(listener(short, unit)) for unit in ("a1", "b2", "e5", "f6")]
-        # Bound, and nobody listens; f6 has no place, e5 a broken one.
+        # c3 is bound, and nobody listens; f6 has no place, e5 a broken one.
         stack.enter_context(listener(short, "c3", listens=False))
-        assert runtime.live(str(short)) == [Live("a1", "/state/s/a1"), Live("b2", "/state/s/b2")]
+        up = [Live("a1", "/state/s/a1"), Live("b2", "/state/s/b2"), Live("e5", ""), Live("f6", "")]
+        assert runtime.live(str(short)) == up
         for sock in heard:
             # Looking is not connecting.
             sock.setblocking(False)

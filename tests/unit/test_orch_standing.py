@@ -123,5 +123,5 @@ def test_the_dashboard_says_what_status_says(state: str) -> None:
 
 def test_the_screen_has_the_words_of_the_list() -> None:
     shown = snapshot(role("implementer", **AWAY), role("reviewer"), state="connecting")
-    lines = layout.render(view.make(shown, FACTS, [], Life.LIVE), 120, 30, Style(unicode=True, colour=False))
+    lines = layout.render(view.make(shown, FACTS, [], Life.LIVE), 120, 30, Style(unicode=True, colour=False), "o")
     assert any(standing.told(standing.awaited(shown)) in line for line in lines)

@@ -47,7 +47,7 @@ def check(line: str, limit: int, style: Style) -> None:
 
 @given(views(), COLUMNS, ROWS, STYLES)
 def test_nothing_is_ever_too_wide_or_too_high(shown: View, columns: int, rows: int, style: Style) -> None:
-    screen, block = layout.render(shown, columns, rows, style), layout.block(shown, columns, rows, style)
+    screen, block = layout.render(shown, columns, rows, style, "orchestrate"), layout.block(shown, columns, rows, style)
     assert 1 <= len(screen) <= rows
     # Half of the rows are left to events.
     assert 1 <= len(block) <= rows // 2
@@ -63,7 +63,7 @@ def test_every_size_shows_what_matters() -> None:
     shown = busy()
     for columns in (*range(20, 110), 150, 200):
         for rows in (*range(5, 25), 60):
-            lines = layout.render(shown, columns, rows, PLAIN)
+            lines = layout.render(shown, columns, rows, PLAIN, "orchestrate")
             assert len(lines) <= rows and max(map(cells, lines)) < columns
             screen = "\n".join(lines)
             assert "ACTIVE" in screen and "NOW" in screen, (columns, rows)
@@ -72,7 +72,7 @@ def test_every_size_shows_what_matters() -> None:
 
 @pytest.mark.parametrize(("columns", "rows"), [(0, 0), (1, 1), (2, 1), (5, 2), (10_000, 10_000)])
 def test_sizes_that_no_terminal_should_have(columns: int, rows: int) -> None:
-    lines = layout.render(busy(), columns, rows, PLAIN)
+    lines = layout.render(busy(), columns, rows, PLAIN, "orchestrate")
     assert len(lines) <= max(rows, 1) and all(cells(line) <= max(columns - 1, 1) for line in lines)
     assert len(layout.block(busy(), columns, rows, PLAIN)) <= max(rows // 2, 1)
 
@@ -81,7 +81,7 @@ def test_sizes_that_no_terminal_should_have(columns: int, rows: int) -> None:
 
 
 def kind(columns: int, rows: int) -> str:
-    screen = "\n".join(layout.render(busy(), columns, rows, PLAIN))
+    screen = "\n".join(layout.render(busy(), columns, rows, PLAIN, "orchestrate"))
     if "EVENTS" in screen:
         return "full"
     return "compact" if "LINK" in screen else "narrow"
@@ -105,11 +105,13 @@ def test_the_layout_is_the_largest_that_fits(columns: int, rows: int, expected: 
 
 
 def test_a_low_screen_that_is_wide_shows_models_too() -> None:
-    assert kind(120, 14) == "compact" and any("claude" in line for line in layout.render(busy(), 120, 14, PLAIN))
+    assert kind(120, 14) == "compact" and any(
+        "claude" in line for line in layout.render(busy(), 120, 14, PLAIN, "orchestrate")
+    )
 
 
 def test_few_rows_make_the_narrow_layout_whatever_the_width() -> None:
-    lines = layout.render(busy(), 200, 11, PLAIN)
+    lines = layout.render(busy(), 200, 11, PLAIN, "orchestrate")
     assert lines[-1] == "q return" and "orchestrate attach" not in "".join(lines)
 
 
@@ -125,7 +127,7 @@ SHOWN = {
 @pytest.mark.parametrize("name", SHOWN)
 def test_screens_are_as_they_were_agreed_on(name: str) -> None:
     columns, rows, style = SHOWN[name]
-    lines = layout.render(busy(), columns, rows, style)
+    lines = layout.render(busy(), columns, rows, style, "orchestrate")
     assert "\n".join(lines) + "\n" == (SCREENS / f"{name}.txt").read_text(encoding="utf-8")
 
 
@@ -135,14 +137,14 @@ def test_the_block_is_as_it_was_agreed_on() -> None:
 
 
 def test_what_does_not_fit_is_counted() -> None:
-    lines = layout.render(busy(), 30, 6, PLAIN)
+    lines = layout.render(busy(), 30, 6, PLAIN, "orchestrate")
     assert lines[-1] == "… 3 more" and len(lines) == 6
 
 
 def test_the_newest_events_are_those_that_fit() -> None:
     shown = busy()
     for rows in range(12, 22):
-        times = [line[:8] for line in layout.render(shown, 80, rows, PLAIN) if line.startswith("12:")]
+        times = [line[:8] for line in layout.render(shown, 80, rows, PLAIN, "orchestrate") if line.startswith("12:")]
         assert times == [each.time for each in shown.events][-len(times) :] and times
 
 
@@ -150,27 +152,39 @@ def test_the_newest_events_are_those_that_fit() -> None:
 
 
 def head(shown: View) -> str:
-    return "\n".join(layout.render(shown, 120, 40, PLAIN)[:5])
+    return "\n".join(layout.render(shown, 120, 40, PLAIN, "orchestrate")[:5])
 
 
 def test_a_stopped_run_says_so_and_offers_nothing_that_cannot_be_done() -> None:
     shown = view.make(snapshot(works("implementer", "plan"), role("reviewer")), FACTS, [], Life.STOPPED)
     assert "STOPPED" in head(shown) and "NOW" not in head(shown)
-    hints = layout.render(shown, 120, 40, PLAIN)[-1]
+    hints = layout.render(shown, 120, 40, PLAIN, "orchestrate")[-1]
     assert "attach" not in hints and "stop " not in hints and "orchestrate status pi-shop-agents" in hints
+
+
+@pytest.mark.parametrize("life", [Life.LIVE, Life.STOPPED])
+@pytest.mark.parametrize(("columns", "rows"), [(120, 40), (80, 20)])
+def test_hints_call_the_program_as_the_person_does(life: Life, columns: int, rows: int) -> None:
+    shown = view.make(snapshot(role("implementer")), FACTS, [], life)
+    hints = layout.render(shown, columns, rows, PLAIN, "pi-tmux-agents")[-1]
+    assert "pi-tmux-agents " in hints and "orchestrate" not in hints
 
 
 def test_a_run_of_tmux_is_shown_as_such() -> None:
     shown = view.make(snapshot(role("implementer")), FACTS._replace(host="tmux"), [], Life.UNKNOWN)
-    assert "hosted by tmux" in head(shown)
-    assert "stop " not in layout.render(shown, 120, 40, PLAIN)[-1]
+    unseen = "hosted by tmux; its end is not seen from here"
+    assert unseen in head(shown) and unseen in layout.summary(shown, PLAIN)
+    assert any(unseen in line for line in layout.block(shown, 120, 40, PLAIN))
+    over = head(shown._replace(life=Life.STOPPED))
+    assert "hosted by tmux" in over and unseen not in over
+    assert "stop " not in layout.render(shown, 120, 40, PLAIN, "orchestrate")[-1]
 
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("columns", "rows"), [(120, 40), (80, 20), (50, 10)])
 def test_what_cannot_be_read_is_said(known: bool, columns: int, rows: int) -> None:
     made = view.unreadable(busy()) if known else view.make(None, FACTS, [], Life.LIVE)
-    screen = "\n".join(layout.render(made, columns, rows, PLAIN))
+    screen = "\n".join(layout.render(made, columns, rows, PLAIN, "orchestrate"))
     assert UNAVAILABLE in screen and FACTS.session in screen
     assert ("ACTIVE" in screen) is known
 
@@ -180,7 +194,7 @@ def test_budgets_and_guardrails_have_their_marks() -> None:
         role("implementer", soft_budget_exceeded=True, assignment_guardrails=[{"level": "warning"}, {"level": "hard"}]),
         role("reviewer", assignment_guardrails=[{"level": "warning"}]),
     ]
-    lines = layout.render(view.make(snapshot(*roles), FACTS, [], Life.LIVE), 120, 40, PLAIN)
+    lines = layout.render(view.make(snapshot(*roles), FACTS, [], Life.LIVE), 120, 40, PLAIN, "orchestrate")
     assert any("implementer" in line and " ! G! " in f"{line} " for line in lines)
     assert any("reviewer" in line and " G~ " in f"{line} " and "!" not in line for line in lines)
 
@@ -188,7 +202,7 @@ def test_budgets_and_guardrails_have_their_marks() -> None:
 def test_the_bar_goes_to_and_fro() -> None:
     def place(beat: int) -> int:
         shown = view.make(snapshot(works("implementer", "plan", activity_sequence=beat)), FACTS, [], Life.LIVE)
-        (line,) = [line for line in layout.render(shown, 120, 40, PLAIN) if line.startswith("NOW")]
+        (line,) = [line for line in layout.render(shown, 120, 40, PLAIN, "orchestrate") if line.startswith("NOW")]
         return line.index("■") - line.index("[") - 1
 
     assert [place(beat) for beat in range(16)] == [*range(8), *range(6, 0, -1), 0, 1]
@@ -206,7 +220,7 @@ def test_the_bar_goes_to_and_fro() -> None:
 )
 def test_colours_mean_something(state: str, colour: int | None, mark: str) -> None:
     shown = view.make(snapshot(role("implementer"), state=state), FACTS, [], Life.LIVE)
-    line = layout.render(shown, 120, 40, COLOURS)[2]
+    line = layout.render(shown, 120, 40, COLOURS, "orchestrate")[2]
     name = state.replace("_", " ").upper()
     assert line.startswith(f"\x1b[{colour}m{mark} \x1b[0m\x1b[{colour}m{name}\x1b[0m" if colour else f"{mark} {name}")
 
@@ -218,7 +232,11 @@ def test_no_id_is_shown() -> None:
     crossed = [{"assignment_id": "c" * 32, "level": "hard", "metric": "m", "observed": 1, "threshold": 1}]
     row = works("implementer", "plan", latest_assignment_usage=latest, assignment_guardrails=crossed)
     shown = view.make(snapshot(row), FACTS, [event(1, role="implementer", round=1, **ids)], Life.LIVE)
-    lines = [*layout.render(shown, 200, 60, PLAIN), layout.summary(shown, PLAIN), *layout.block(shown, 200, 60, PLAIN)]
+    lines = [
+        *layout.render(shown, 200, 60, PLAIN, "orchestrate"),
+        layout.summary(shown, PLAIN),
+        *layout.block(shown, 200, 60, PLAIN),
+    ]
     assert not re.search(r"([abcd])\1{7}", "\n".join([*lines, layout.event_line(shown.events[0], None, PLAIN)]))
 
 

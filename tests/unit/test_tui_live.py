@@ -119,6 +119,14 @@ def test_a_line_for_every_event() -> None:
     assert lines[6:] == ["the run is stopped"]
 
 
+def test_of_a_run_of_tmux_it_is_said_first_that_its_end_is_not_seen() -> None:
+    lines: list[str] = []
+    shown = EventLines(lines.append, PLAIN)
+    shown.show(reading(event(1), life=Life.UNKNOWN))
+    shown.show(reading(event(2), life=Life.UNKNOWN))
+    assert lines[0] == "the run is hosted by tmux; its end is not seen from here" and len(lines) == 3
+
+
 class Paper(Terminal):
     """A terminal that keeps what is written."""
 
@@ -136,7 +144,7 @@ class Paper(Terminal):
 
 def test_a_screen_is_drawn_over_and_cleared_behind() -> None:
     paper = Paper(120, 40)
-    shown = Screen(paper, PLAIN)
+    shown = Screen(paper, PLAIN, "orchestrate")
     assert (shown.lines(), shown.stopped) == ([], False)
     shown.show(reading())
     assert paper.written == ["\x1b[H" + "\x1b[K\r\n".join(shown.lines()) + "\x1b[K\x1b[J"]
@@ -245,7 +253,12 @@ def test_of_a_run_of_tmux_only_tmux_knows(
 ) -> None:
     """It is asked once: it tells of nothing by itself."""
     asked = []
-    monkeypatch.setattr(runs, "in_tmux", lambda found, environ: asked.append(found) or there)
+
+    def in_tmux(found: runs.Entry, environ: object) -> bool:
+        asked.append(found)
+        return there
+
+    monkeypatch.setattr(runs, "in_tmux", in_tmux)
     source = RunSource(entry(directory), {})
     assert source.read().life is life and source.read().life is life
     assert len(asked) == 1

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from agent_intercom.tui import text
 from agent_intercom.tui.text import Line, Span, Style
-from agent_intercom.tui.view import UNAVAILABLE, EventView, Life, RoleView, Tone, View, words
+from agent_intercom.tui.view import END_UNSEEN, UNAVAILABLE, EventView, Life, RoleView, Tone, View, words
 
 PRODUCT: Final = "agent-intercom"
 FULL: Final = (100, 22)
@@ -32,13 +32,16 @@ class _Column(NamedTuple):
     """Whether the end is what tells, where it has to be cut."""
 
 
-def render(view: View, columns: int, rows: int, style: Style) -> list[str]:
-    """The lines of a screen of `columns` by `rows`; at least one column and one row are taken to be there."""
+def render(view: View, columns: int, rows: int, style: Style, program: str) -> list[str]:
+    """The lines of a screen of `columns` by `rows`; at least one column and one row are taken to be there.
+
+    `program` is what hints call the program whose commands they name.
+    """
     cells, rows = max(columns, 2) - 1, max(rows, 1)
     if columns >= FULL[0] and rows >= FULL[1]:
-        lines = _full(view, cells, rows, style)
+        lines = _full(view, cells, rows, style, program)
     elif columns >= COMPACT[0] and rows >= COMPACT[1]:
-        lines = _compact(view, cells, rows, style)
+        lines = _compact(view, cells, rows, style, program)
     else:
         lines = _narrow(view, cells, rows, style)
     return [text.line(line, cells, style) for line in lines[:rows]]
@@ -71,7 +74,7 @@ def summary(view: View, style: Style) -> str:
 # The three layouts.
 
 
-def _full(view: View, cells: int, rows: int, style: Style) -> list[Line]:
+def _full(view: View, cells: int, rows: int, style: Style, program: str) -> list[Line]:
     head = [
         _title(view, cells, style),
         text.join([[Span("project ", Tone.MUTED), Span(view.project)], _settings(view, style)], _GAP),
@@ -79,7 +82,7 @@ def _full(view: View, cells: int, rows: int, style: Style) -> list[Line]:
         *_now(view, cells, style),
         _rule(cells, style),
     ]
-    hints = [_EMPTY, _hints(view)]
+    hints = [_EMPTY, _hints(view, program)]
     room = rows - len(head) - len(hints)
     roles = _shortened(_table(view, cells, style), room, style)
     events = _events(view, room - len(roles) - 2, cells, style)
@@ -87,9 +90,9 @@ def _full(view: View, cells: int, rows: int, style: Style) -> list[Line]:
     return [*head, *roles, *between, *hints]
 
 
-def _compact(view: View, cells: int, rows: int, style: Style) -> list[Line]:
+def _compact(view: View, cells: int, rows: int, style: Style, program: str) -> list[Line]:
     head = [_title(view, cells, style), _state(view, style), *_now(view, cells, style)]
-    hints = [_hints(view)]
+    hints = [_hints(view, program)]
     room = rows - len(head) - len(hints)
     roles = _shortened(_table(view, cells, style), room, style)
     return [*head, *roles, *_events(view, room - len(roles), cells, style), *hints]
@@ -139,7 +142,8 @@ def _state(view: View, style: Style) -> Line:
         limit = f" of {view.limit}" if view.limit else ""
         parts.append([Span(f"tokens {view.total}{limit}")])
     if view.host == "tmux":
-        parts.append([Span("hosted by tmux", Tone.WARNING)])
+        unseen = f"; {END_UNSEEN}" if view.life is Life.UNKNOWN else ""
+        parts.append([Span(f"hosted by tmux{unseen}", Tone.WARNING)])
     if view.protocol:
         parts.append([Span(f"protocol {view.protocol}, {view.host}", Tone.MUTED)])
     return text.join(parts, _GAP)
@@ -168,12 +172,12 @@ def _bar(beat: int, style: Style) -> str:
     return f"LIVE [{empty * place}{mark}{empty * (_BAR - 1 - place)}]"
 
 
-def _hints(view: View) -> Line:
+def _hints(view: View, program: str) -> Line:
     name = view.session
     if view.life is Life.STOPPED or view.host == "tmux":
-        parts = [f"orchestrate status {name}", "q return"]
+        parts = [f"{program} status {name}", "q return"]
     else:
-        parts = ["q return", f"orchestrate attach {name}", f"status {name}", f"stop {name} --yes"]
+        parts = ["q return", f"{program} attach {name}", f"status {name}", f"stop {name} --yes"]
     return text.join([[Span(part, Tone.MUTED)] for part in parts], Span(" | ", Tone.MUTED))
 
 

@@ -85,11 +85,12 @@ class Picture:
 
 
 class Screen:
-    """The dashboard: the whole screen is the run."""
+    """The dashboard: the whole screen is the run. `program` is what its hints call this one."""
 
-    def __init__(self, terminal: Terminal, style: Style) -> None:
+    def __init__(self, terminal: Terminal, style: Style, program: str) -> None:
         self._terminal = terminal
         self._style = style
+        self._program = program
         self._picture = Picture()
 
     @property
@@ -115,7 +116,7 @@ class Screen:
         """What is on the screen."""
         if self._picture.view is None:
             return []
-        return layout.render(self._picture.view, *self._terminal.size, self._style)
+        return layout.render(self._picture.view, *self._terminal.size, self._style, self._program)
 
 
 class Block:
@@ -185,8 +186,12 @@ class EventLines:
         self._emit = emit
         self._style = style
         self._readable = True
+        self._begun = False
 
     def show(self, reading: Reading) -> None:
+        if not self._begun and reading.life is Life.UNKNOWN:
+            self._emit(f"the run is hosted by tmux; {view.END_UNSEEN}")
+        self._begun = True
         if reading.lost:
             self._emit(f"{reading.lost} older events are not kept")
         for row in reading.events:
@@ -205,7 +210,7 @@ class EventLines:
 
 
 def follow(source: RunSource, shown: Shown, terminal: Terminal | None = None) -> None:
-    """Show the run until it is stopped or the person leaves (`q`).
+    """Show the run until it is stopped or the person leaves (`q`). That a run of another host ends is not seen.
 
     Raises OSError where the kernel tells of nothing (ENOSPC, EMFILE: a limit is reached), BrokenPipeError where nobody
     reads any more, and KeyboardInterrupt for Ctrl-C. Only in the main thread, which is the one that signals reach.

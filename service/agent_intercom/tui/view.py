@@ -17,6 +17,9 @@ from agent_intercom.orchestration import rows, standing
 from agent_intercom.orchestration.contract import ROLES, RoleState, Workflow
 
 UNAVAILABLE: Final = "metadata temporarily unavailable"
+END_UNSEEN: Final = "its end is not seen from here"
+"""Of a run that another program hosts: nothing tells when it ends."""
+
 MAX_EVENTS: Final = 8
 
 Snapshot = Mapping[str, Any]

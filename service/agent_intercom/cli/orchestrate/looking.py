@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from agent_intercom.cli.orchestrate import telling
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
+from agent_intercom.cli.orchestrate.resolving import resolved, ways_out
 from agent_intercom.cli.orchestrate.steps import steps as next_steps
 from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot, standing, tmux
 from agent_intercom.orchestration.contract import Workflow
@@ -32,6 +33,11 @@ _IN_TMUX: Final = "in tmux"
 
 def list_runs(options: argparse.Namespace) -> Answer:
     """`list`: the runs that live; with `--all`, also those that have ended."""
+    with ways_out(options):
+        return _list(options)
+
+
+def _list(options: argparse.Namespace) -> Answer:
     live = runs.live_runs(os.environ)
     entries, issues = list(live.entries), list(live.issues)
     known = {entry.directory for entry in entries} | {issue.directory for issue in issues}
@@ -66,9 +72,10 @@ def list_runs(options: argparse.Namespace) -> Answer:
 
 def status(options: argparse.Namespace) -> Answer:
     """`status`: where a run stands, whether it lives or not."""
-    entry = _found(options)
-    overview, availability = _overview(entry)
-    shown = None if overview is None else snapshot.broker(overview)
+    entry = resolved(options)
+    with ways_out(options):
+        overview, availability = _overview(entry)
+        shown = None if overview is None else snapshot.broker(overview)
     lives = entry.unit is not None or runs.in_tmux(entry, os.environ)
     broker_unit, workers = _units(entry)
     waiting = standing.awaited(shown, _begun(overview)) if shown and overview and lives else []
@@ -109,7 +116,7 @@ def status(options: argparse.Namespace) -> Answer:
 
 def events(options: argparse.Namespace) -> Answer:
     """`events`: what has happened in a run, of all roles and of none, or of some roles only."""
-    entry = _found(options)
+    entry = resolved(options)
     for role in options.role:
         if role not in entry.manifest.roles:
             raise CommandFailure(
@@ -117,8 +124,10 @@ def events(options: argparse.Namespace) -> Answer:
             )
     streams: list[str | None] = list(dict.fromkeys(options.role)) or [*sorted(entry.manifest.roles), None]
     if entry.manifest.coordination is None:
-        raise CommandFailure("orchestration_error", "the run is too old to have events of a broker")
-    found = reader.event_pages(entry.database, dict.fromkeys(streams, options.after), options.limit)
+        hint = f"`{options.program} status {entry.session}` tells what is known of it."
+        raise CommandFailure("orchestration_error", "the run is too old to have events of a broker", hint)
+    with ways_out(options):
+        found = reader.event_pages(entry.database, dict.fromkeys(streams, options.after), options.limit)
     together = sorted((each for page in found.pages.values() for each in page.events), key=lambda each: each.sequence)
     page = together[: options.limit]
     truncated = len(together) > len(page) or any(each.truncated for each in found.pages.values())
@@ -144,14 +153,10 @@ def usage(options: argparse.Namespace) -> Answer:
     """`usage`: what providers reported of each role and of the newest assignments."""
     from agent_intercom.orchestration import supervisor
 
-    entry = _found(options)
-    data = supervisor.usage(entry, options.limit)
+    entry = resolved(options)
+    with ways_out(options):
+        data = supervisor.usage(entry, options.limit)
     return Answer(data, telling.usage_lines(data))
-
-
-def _found(options: argparse.Namespace) -> runs.Entry:
-    """The run that is meant."""
-    return runs.resolve(options.session, os.getcwd(), os.environ, False, options.run)
 
 
 def _overview(entry: runs.Entry) -> tuple[reader.Overview | None, str]:

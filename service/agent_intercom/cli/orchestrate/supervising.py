@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent_intercom.cli.orchestrate.answer import Answer, JsonObject
+from agent_intercom.cli.orchestrate.resolving import ways_out
 from agent_intercom.cli.output import printable
 from agent_intercom.orchestration import places
 
 
 def supervisor(options: argparse.Namespace) -> Answer:
     """One operation of the Supervisor API."""
-    data = _data(options)
+    with ways_out(options):
+        data = _data(options)
     return Answer(data, _lines(data, ""))
 
 

@@ -19,6 +19,7 @@ from agent_intercom.cli.orchestrate.answer import (
     CommandFailure,
     JsonObject,
 )
+from agent_intercom.cli.orchestrate.resolving import resolved
 from agent_intercom.cli.signals import Ended
 from agent_intercom.orchestration import runs
 from agent_intercom.tui.live import Block, EventLines, Screen, Shown, Summaries, follow
@@ -29,6 +30,7 @@ from agent_intercom.tui.view import Life
 _INTERACTIVE_ONLY: Final = "interactive_only"
 _TMUX_TIMEOUT_S: Final = 10
 _HANDED_ON: Final = (
+    "AGENT_INTERCOM_CALLED_AS",
     "AGENT_INTERCOM_RUNS_DIR",
     "HOME",
     "LANG",
@@ -75,21 +77,22 @@ def dashboard(options: argparse.Namespace) -> int:
     Of a run that is stopped the last screen stays. Elsewhere than in a terminal every change is a line.
     """
     if options.json:
-        hint = "`orchestrate watch --json` tells the same as lines, `orchestrate status --json` once."
+        program = options.program
+        hint = f"`{program} watch --json` tells the same as lines, `{program} status --json` once."
         raise CommandFailure(_INTERACTIVE_ONLY, "the dashboard is for a terminal", hint)
-    return _dashboard(_source(options))
+    return _dashboard(_source(options), options.program)
 
 
 def attach(options: argparse.Namespace) -> Answer | int:
     """`orchestrate attach`: the dashboard of a run that lives, here; with `--json` in a new window of tmux."""
-    entry = runs.resolve(options.session, os.getcwd(), os.environ, live_only=True)
+    entry = resolved(options, live_only=True)
     if options.json:
-        return _attached_in_tmux(entry)
+        return _attached_in_tmux(entry, options.program)
     if not is_screen(os.environ):
         raise CommandFailure(
-            _INTERACTIVE_ONLY, "attaching needs a terminal", "`orchestrate watch` tells the same as lines."
+            _INTERACTIVE_ONLY, "attaching needs a terminal", f"`{options.program} watch` tells the same as lines."
         )
-    return _dashboard(RunSource(entry, os.environ))
+    return _dashboard(RunSource(entry, os.environ), options.program)
 
 
 class JsonLines:
@@ -143,21 +146,20 @@ def _emit(data: JsonObject) -> None:
 
 
 def _source(options: argparse.Namespace) -> RunSource:
-    entry = runs.resolve(options.session, os.getcwd(), os.environ, live_only=False, run_id=options.run)
+    entry = resolved(options)
     if entry.manifest.coordination is None:
-        raise CommandFailure(
-            "orchestration_error", "the run is older than brokers: there is nothing to watch", "See `orchestrate list`."
-        )
+        hint = f"`{options.program} status {entry.session}` tells what is known of it."
+        raise CommandFailure("orchestration_error", "the run is older than brokers: there is nothing to watch", hint)
     return RunSource(entry, os.environ)
 
 
-def _dashboard(source: RunSource) -> int:
+def _dashboard(source: RunSource, program: str) -> int:
     drawn = is_screen(os.environ)
     style = style_of(os.environ, sys.stdout.encoding, drawn)
     if not drawn:
         return _followed(source, Summaries(output.emit, style))
     terminal = Terminal(alternate=True)
-    screen = Screen(terminal, style)
+    screen = Screen(terminal, style, program)
     if source.life() is Life.STOPPED:
         screen.take(source.read())
     else:
@@ -189,17 +191,17 @@ def _followed(source: RunSource, shown: Shown, terminal: Terminal | None = None)
     return OK
 
 
-def _attached_in_tmux(entry: runs.Entry) -> Answer:
+def _attached_in_tmux(entry: runs.Entry, called: str) -> Answer:
     """Open a window of the tmux that the caller is in, with the dashboard."""
     import shutil
     import subprocess
 
     if not os.environ.get("TMUX"):
-        hint = "Call `orchestrate attach` in a terminal, without --json."
+        hint = f"Call `{called} attach` in a terminal, without --json."
         raise CommandFailure(_INTERACTIVE_ONLY, "attaching needs a terminal, and this is not in tmux", hint)
     program = shutil.which("tmux")
     if program is None:
-        raise CommandFailure(MISSING_PREREQUISITE, "tmux is not installed", "Call `orchestrate attach` in a terminal.")
+        raise CommandFailure(MISSING_PREREQUISITE, "tmux is not installed", f"Call `{called} attach` in a terminal.")
     handed = [f"-e{name}={os.environ[name]}" for name in _HANDED_ON if os.environ.get(name)]
     command = [*_this_program(), "dashboard", entry.session, "--run", entry.run_id]
     try:
@@ -211,9 +213,9 @@ def _attached_in_tmux(entry: runs.Entry) -> Answer:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise _no_window("tmux does not answer") from error
+        raise _no_window("tmux does not answer", called) from error
     if done.returncode != 0:
-        raise _no_window("tmux opened no window")
+        raise _no_window("tmux opened no window", called)
     data = {
         "session": entry.session,
         "project": entry.manifest.project,
@@ -232,5 +234,5 @@ def _this_program() -> list[str]:
     return [sys.executable, "-m", "agent_intercom.cli.orchestrate.main"]
 
 
-def _no_window(text: str) -> CommandFailure:
-    return CommandFailure(LOCAL_RUNTIME_ERROR, text, "Call `orchestrate attach` in a terminal.")
+def _no_window(text: str, called: str) -> CommandFailure:
+    return CommandFailure(LOCAL_RUNTIME_ERROR, text, f"Call `{called} attach` in a terminal.")

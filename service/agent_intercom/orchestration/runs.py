@@ -250,18 +250,11 @@ def lies_in(directory: str, roots: Sequence[str]) -> bool:
     return path.dirname(path.dirname(directory)) in map(rootscan.canonical, roots) and path.lexists(directory)
 
 
-def tmux_runs(environ: Mapping[str, str]) -> dict[str, str]:
-    """The runs of the original that live in tmux: from the run's directory to the tmux session."""
-    from agent_intercom.orchestration import tmux  # only for runs of another host
-
-    return tmux.hosted(environ)
-
-
 def in_tmux(entry: Entry, environ: Mapping[str, str]) -> bool:
     """Whether the tmux session of a run of the original still hosts exactly that run."""
     if entry.host != "tmux":
         return False
-    from agent_intercom.orchestration import tmux
+    from agent_intercom.orchestration import tmux  # only for runs of another host
 
     return tmux.hosts(entry.session, entry.directory, environ)
 

@@ -345,6 +345,16 @@ def test_a_run_that_lives_and_of_which_nobody_can_tell_where(machine: Home) -> N
     assert (status, way_out) == ("fail", "to end it: systemctl --user stop orchestrate-x1.slice")
 
 
+def test_what_listens_in_the_file_system_of_somebody_else_is_no_run_of_ours(machine: Home) -> None:
+    address = place(machine, make(machine, "team", "r1", 0))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        # As from a container: the address is known to the kernel, and its file is not here.
+        os.unlink(address)
+        assert checks(machine)["runs"][:2] == ("ok", "none lives")
+
+
 def test_processes_that_nobody_listens_for(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     place(machine, make(machine, "team", "r1", 0))
     say(monkeypatch, well(machine, left={"teamr1": 2}))

@@ -237,6 +237,9 @@ def live(runtime_dir: str) -> list[Live]:
         unit, extension = path.splitext(name)
         if directory != place or extension != ".sock" or UNIT_ID.fullmatch(unit) is None:
             continue
+        # Containers may have the network of this machine, and the same path in a file system of their own.
+        if not path.lexists(address):
+            continue
         where = ""
         with contextlib.suppress(Refusal):
             where = read(runtime_dir, unit).directory

@@ -12,7 +12,6 @@ import pytest
 
 from agent_intercom.cli.orchestrate.main import main
 from agent_intercom.orchestration import runtime
-from agent_intercom.orchestration import runtime
 
 PI = """\
 #!/bin/sh
@@ -87,8 +86,6 @@ class Home:
         }
         for name, value in self.environment.items():
             monkeypatch.setenv(name, value)
-        # That of the person who runs the tests is none of their business.
-        monkeypatch.setattr(runtime, "LOGIND", str(root / "logind"))
         monkeypatch.chdir(self.project)
 
     def program(self, name: str, text: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -172,3 +173,13 @@ def test_every_code_has_an_exit_status_of_the_contract() -> None:
         "local_runtime_error",
         "internal_error",
     }
+
+
+@pytest.mark.parametrize("variable", ["AGENT_INTERCOM_RUNS_DIR", "XDG_STATE_HOME"])
+def test_a_directory_that_no_database_can_be_in_is_refused_by_its_variable(
+    home: Home, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, os.fsdecode(b"/tmp/caf\xe9"))
+    for words in (["list", "--all"], ["start", "--task", "x", "--dry-run"], ["supervisor", "sessions"]):
+        code, text = home.json(*words).error
+        assert code == "orchestration_error" and variable in text and "UTF-8" in text

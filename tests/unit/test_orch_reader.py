@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -261,3 +262,54 @@ def test_a_reader_needs_few_modules() -> None:
         check=True,
     )
     assert not {"asyncio", "pydantic", "pyroute2", "subprocess", "urllib", "logging"} & set(done.stdout.split())
+
+
+UNSAFE = (contract.Code.ERROR, "Broker database path is unsafe")
+
+
+@pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+def test_what_sqlite_would_open_beside_it_is_looked_at_first(database: str, kind: str, suffix: str) -> None:
+    beside = Path(database + suffix)
+    if kind == "fifo":
+        os.mkfifo(beside)
+    elif kind == "link":
+        beside.symlink_to("/dev/zero")
+    else:
+        beside.mkdir()
+    before = trace_of_names(database)
+    assert refusal(lambda: reader.overview(database)) == UNSAFE
+    assert trace_of_names(database) == before
+
+
+def trace_of_names(database: str) -> set[str]:
+    return set(os.listdir(Path(database).parent))
+
+
+def test_a_journal_is_copied_up_to_a_size(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_COPY", 512)
+    assert refusal(lambda: reader.read(dead)) == BUSY
+
+
+def test_a_file_in_another_journal_mode_is_not_opened(database: str) -> None:
+    content = bytearray(Path(database).read_bytes())
+    content[18:20] = b"\x02\x02"
+    Path(database).write_bytes(content)
+    code, text = refusal(lambda: reader.overview(database))
+    assert code == contract.Code.ERROR and "journal mode" in text
+    assert trace_of_names(database) == {"broker.sqlite3"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE meta SET value = CAST(x'ff31' AS TEXT) WHERE key = 'schema_version'",
+        "UPDATE meta SET value = CAST(x'ff31' AS TEXT) WHERE key = 'round'",
+        "UPDATE roles SET cost_total = 9e999",
+        "UPDATE roles SET context_percent = -9e999",
+    ],
+)
+def test_what_no_broker_can_have_written_is_damage(database: str, change: str) -> None:
+    with contextlib.closing(apsw.Connection(database)) as db:
+        db.execute(change)
+    assert refusal(lambda: reader.overview(database))[0] == contract.Code.ERROR

@@ -87,7 +87,9 @@ class Manager:
 
     def __enter__(self) -> Self:
         if self._address is None:
-            raise ManagerUnreachable("there is no user bus: neither DBUS_SESSION_BUS_ADDRESS nor XDG_RUNTIME_DIR names one")
+            raise ManagerUnreachable(
+                "there is no user bus: neither DBUS_SESSION_BUS_ADDRESS nor XDG_RUNTIME_DIR names one"
+            )
         try:
             from jeepney.io.blocking import open_dbus_connection
         except ImportError as error:

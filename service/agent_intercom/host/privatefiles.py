@@ -17,6 +17,8 @@ import stat
 from os import path
 from typing import Any, BinaryIO, NoReturn
 
+_PIECE = 1 << 20
+
 # A pipe in the place of the file must not block the caller.
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -30,10 +32,21 @@ def read(name: str, limit: int, *, closed: bool = False) -> bytes:
     return content
 
 
-def copy(source: str, target: str) -> None:
-    """Copy the file `source` to the new file `target`; where there is no source there is no copy."""
+def head(name: str, length: int) -> bytes:
+    """The first bytes of the file `name`; fewer where it is shorter."""
+    with _open(name, False) as file:
+        return file.read(length)
+
+
+def copy(source: str, target: str, limit: int | None = None) -> None:
+    """Copy the file `source`, of at most `limit` bytes, to the new file `target`; without a source there is no copy."""
     with contextlib.suppress(FileNotFoundError), _open(source, False) as reader, open(target, "xb") as writer:
-        writer.write(reader.read())
+        copied = 0
+        while piece := reader.read(_PIECE):
+            copied += len(piece)
+            if limit is not None and copied > limit:
+                raise OSError(errno.EFBIG, "the file is too long")
+            writer.write(piece)
 
 
 def lock(name: str) -> int:

@@ -29,10 +29,10 @@ def state_root(environ: Mapping[str, str]) -> str:
     for variable in (RUNS_ENVIRONMENT, ORIGINAL_RUNS_ENVIRONMENT):
         if environ.get(variable):
             return _absolute(environ, variable)
-    base = environ.get("XDG_STATE_HOME", "")
+    base, variable = environ.get("XDG_STATE_HOME", ""), "XDG_STATE_HOME"
     if not path.isabs(base):
-        base = path.join(home(environ), ".local", "state")
-    return path.join(path.normpath(base), PRODUCT, "runs")
+        base, variable = path.join(home(environ), ".local", "state"), "HOME"
+    return _readable(path.join(path.normpath(base), PRODUCT, "runs"), variable)
 
 
 def roots(environ: Mapping[str, str]) -> list[str]:
@@ -77,7 +77,20 @@ def home(environ: Mapping[str, str]) -> str:
         return value
     import pwd  # only without HOME, which a login always sets
 
-    return pwd.getpwuid(os.getuid()).pw_dir
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError as error:
+        raise Refusal("path_invalid", "HOME is not set, and nobody knows this user's home: set it", "HOME") from error
+
+
+def _readable(directory: str, variable: str) -> str:
+    """The directory, if a database can be opened in it: SQLite takes names in UTF-8 only."""
+    try:
+        directory.encode()
+    except UnicodeEncodeError as error:
+        text = f"{variable} names a directory that is not valid UTF-8: choose another"
+        raise Refusal("path_invalid", text, variable) from error
+    return directory
 
 
 def _absolute(environ: Mapping[str, str], variable: str) -> str:
@@ -86,4 +99,4 @@ def _absolute(environ: Mapping[str, str], variable: str) -> str:
         value = home(environ) + value[1:]
     if not path.isabs(value):
         raise Refusal("path_invalid", f"{variable} must be an absolute path", variable)
-    return path.normpath(value)
+    return _readable(path.normpath(value), variable)

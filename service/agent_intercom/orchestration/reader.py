@@ -17,10 +17,17 @@ from os import path as paths
 import apsw
 import msgspec
 
+from agent_intercom.host import privatefiles
 from agent_intercom.orchestration import contract, rows, schema
 from agent_intercom.orchestration.errors import Refusal
 
 BUSY_TIMEOUT_MS = 2_000
+
+MAX_COPY = 1 << 28
+"""Bytes of a database, or of its journal, that is copied to be read."""
+
+_WAL = 2
+"""As read or write version of a file: it is in WAL mode (the SQLite file format, section 1.3)."""
 
 UNAVAILABLE = "Broker state is unavailable"
 BUSY = "Broker state is busy"
@@ -255,8 +262,7 @@ def _copy(path: str, stack: contextlib.ExitStack) -> str:
         directory = paths.realpath(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
         before = [_state(name) for name in names]
         for name in names:
-            with open(name, "rb") as source, open(paths.join(directory, paths.basename(name)), "xb") as target:
-                target.write(source.read())
+            privatefiles.copy(name, paths.join(directory, paths.basename(name)), MAX_COPY)
         if [_state(name) for name in names] != before:
             raise Busy
     except OSError as error:
@@ -270,10 +276,25 @@ def _state(path: str) -> tuple[int, int, int]:
 
 
 def _check(path: str) -> None:
+    """What SQLite opens by itself has to be ours and regular, too; a pipe in its place would have it wait for ever."""
     try:
         found = os.lstat(path)
     except OSError as error:
         raise Refusal(contract.Code.BROKER_NOT_READY, UNAVAILABLE) from error
+    _check_kind(found)
+    for suffix in ("-journal", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            _check_kind(os.lstat(path + suffix))
+    try:
+        versions = privatefiles.head(path, 20)[18:20]
+    except OSError as error:
+        raise Refusal(contract.Code.BROKER_NOT_READY, UNAVAILABLE) from error
+    if _WAL in versions:
+        # SQLite would make files beside it, and a broker of a run never has it like that.
+        raise Refusal(contract.Code.ERROR, "Broker database is in another journal mode than a run's")
+
+
+def _check_kind(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         raise Refusal(contract.Code.ERROR, "Broker database path is unsafe")
 
@@ -292,7 +313,7 @@ def _translated() -> Iterator[None]:
         raise Refusal(contract.Code.ERROR, error.text) from error
     except (apsw.BusyError, apsw.LockedError) as error:
         raise Busy from error
-    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeError) as error:
         raise Refusal(contract.Code.ERROR, "Broker database is damaged") from error
     except apsw.Error as error:
         raise Refusal(contract.Code.BROKER_NOT_READY, UNAVAILABLE) from error

@@ -10,6 +10,7 @@ Functions here take an open `apsw` connection, begin no transaction and let `aps
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -323,6 +324,9 @@ def _cell(name: str, value: Any) -> str | int | float | None:
 
 def _fields(row: type[msgspec.Struct], values: dict[str, Any]) -> dict[str, Any]:
     """The fields of `row` from its columns: flags as booleans, usage as a struct of its own."""
+    if any(isinstance(value, float) and not math.isfinite(value) for value in values.values()):
+        # No JSON can say it, and no broker can have written it.
+        raise SchemaError("Broker database holds an invalid row")
     for name in _FLAGS & values.keys():
         if values[name] not in (0, 1):
             raise SchemaError(

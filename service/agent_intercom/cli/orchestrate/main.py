@@ -176,7 +176,7 @@ def _print_envelope(words: list[str], data: object, error: tuple[str, str] | Non
     command = "version" if name == "--version" else name if name in parser.COMMANDS else "unknown"
     told = None if error is None else {"code": error[0], "message": bounded(error[1])}
     envelope = {"schema_version": "1", "command": command, "success": error is None, "data": data, "error": told}
-    output.emit(json.dumps(envelope, sort_keys=True, separators=(",", ":")))
+    output.emit(json.dumps(envelope, sort_keys=True, separators=(",", ":"), allow_nan=False))
 
 
 if __name__ == "__main__":

@@ -142,6 +142,8 @@ def test_continue_admits_one_more_round(monkeypatch: pytest.MonkeyPatch, capfd: 
         finish(team["implementer"], changed_paths=["a.py"])
         finish(team["reviewer"], verdict="changes_requested")
         assert caller.data("status")["broker"]["workflow"]["state"] == "needs_attention"
+        code, text = caller.error("send", SESSION, "--role", "implementer", "--message", "x")
+        assert code == "broker_rejected" and f"continue {SESSION}" in text
         words = ("continue", SESSION, "--yes", "--command-id", ID)
         data = caller.data(*words)
         assert data.keys() == COMMON | {"continued"} and data["continued"] is True

@@ -35,14 +35,13 @@ def stop(options: argparse.Namespace) -> Answer:
         text = f"no run of this directory lives, and {target.session} works elsewhere ({target.project})"
         raise usage(text, f"If that is meant: `{options.program} stop {target.session} --yes`.")
     texts.refuse_unless(options.yes, f"stop ends every agent of {target.session}")
-    runtime_dir = runtime.runtime_dir(os.environ)
-    with targets.managing(Manager()) as manager, runtime.lock(runtime_dir, target.session):
-        # Whoever had the lock may have ended it.
-        target = _target(target.session, path.basename(target.directory))
-        if not target.listens and not hosting.lingers(manager, target.unit):
-            raise Refusal(runs.NOT_LIVE, "the run does not live any more, and nothing of it is left", "session")
-        with undisturbed():
-            _end(manager, target, runtime_dir, options.program)
+    try:
+        target = _stopped(target, options.program)
+    except CommandFailure as failure:
+        if failure.code != "manager_unreachable" or target.listens:
+            raise
+        # Without a manager there is nothing that could be left of it.
+        raise Refusal(runs.NOT_LIVE, "the run does not live any more", "session") from failure
     data = {
         "session": target.session,
         "run_id": path.basename(target.directory),
@@ -56,6 +55,19 @@ def stop(options: argparse.Namespace) -> Answer:
         f"Retained: {output.printable(target.directory)} (`{options.program} prune` removes what is old)",
     ]
     return Answer(data, lines)
+
+
+def _stopped(target: _Target, program: str) -> _Target:
+    """End it; what was ended."""
+    runtime_dir = runtime.runtime_dir(os.environ)
+    with targets.managing(Manager()) as manager, runtime.lock(runtime_dir, target.session):
+        # Whoever had the lock may have ended it.
+        target = _target(target.session, path.basename(target.directory))
+        if not target.listens and not hosting.lingers(manager, target.unit):
+            raise Refusal(runs.NOT_LIVE, "the run does not live any more, and nothing of it is left", "session")
+        with undisturbed():
+            _end(manager, target, runtime_dir, program)
+    return target
 
 
 def _target(session: str | None, run_id: str | None) -> _Target:

@@ -375,3 +375,16 @@ def test_a_broker_that_gives_no_list_is_looked_into_with_doctor() -> None:
 )
 def test_a_short_ask_does_not_wait_long_for_a_silent_broker(request_: dict[str, Any], seconds: float) -> None:
     assert passing._patience(request_) == seconds
+
+
+def test_a_module_that_is_missing_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(options: object) -> int:
+        raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
+
+    monkeypatch.setattr("agent_intercom.cli.talk.list_sessions", missing)
+    assert main(["list"]) == 1
+    assert "python3-msgspec" in capsys.readouterr().err
+    assert main(["list", "--json"]) == 1
+    assert '"code":"MODULE_MISSING"' in capsys.readouterr().out

@@ -103,6 +103,12 @@ def _translated(command: Command, options: argparse.Namespace) -> int:
         return command(options)
     except BrokenPipeError:
         raise
+    except ModuleNotFoundError as error:
+        from agent_intercom.cli.dependencies import missing_module
+
+        if not (text := missing_module(error)):
+            raise
+        raise CommandError("MODULE_MISSING", text) from error
     except OSError as error:
         text = f"the operating system refused: {os.strerror(error.errno) if error.errno else 'unknown error'}"
         raise CommandError("OS_ERROR", text) from error

@@ -28,16 +28,6 @@ INTERNAL_ERROR: Final = "internal_error"
 MISSING_PREREQUISITE: Final = "missing_prerequisite"
 MAX_MESSAGE: Final = 512
 
-PACKAGES: Final = {
-    "apsw": "python3-apsw",
-    "jeepney": "python3-jeepney",
-    "msgspec": "python3-msgspec",
-    "pydantic": "python3-pydantic",
-    "pydantic_settings": "python3-pydantic-settings",
-    "systemd": "python3-systemd",
-}
-"""The modules that are not Python's own, and where a distribution has them."""
-
 EXITS: Final = {
     **dict.fromkeys(
         (

@@ -20,7 +20,6 @@ from agent_intercom.cli.orchestrate.answer import (
     LOCAL_RUNTIME_ERROR,
     MISSING_PREREQUISITE,
     OK,
-    PACKAGES,
     REFUSED,
     Answer,
     CommandFailure,
@@ -140,10 +139,10 @@ def _carried_out(options: argparse.Namespace) -> Answer | int:
         why = os.strerror(error.errno) if error.errno else "unknown error"
         raise CommandFailure(LOCAL_RUNTIME_ERROR, f"the operating system refused: {why}") from error
     except ModuleNotFoundError as error:
-        if (package := PACKAGES.get((error.name or "").partition(".")[0])) is None:
-            raise _internal(error) from error
-        text = f"the Python module {error.name} is not installed"
-        raise CommandFailure(MISSING_PREREQUISITE, text, f"Install it (Debian: {package}).") from error
+        from agent_intercom.cli.dependencies import missing_module
+
+        text = missing_module(error)
+        raise (CommandFailure(MISSING_PREREQUISITE, text) if text else _internal(error)) from error
     except Exception as error:  # the outermost place: whoever reads JSON is owed an envelope
         raise _internal(error) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.contract.orchpeer import eventually
+from tests.contract.orchpeer import body, eventually
 from tests.contract.orchruns import SESSION, Run
 from tests.contract.orchwatching import environment
 from tests.contract.peer import HANG
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/worker.py"
+PAGE = EXAMPLE.parents[1] / "workers.md"
 
 IMPLEMENTER = """
 import json, pathlib, sys
@@ -234,6 +236,35 @@ def test_a_run_without_that_role_and_a_wrong_call_are_told_in_a_line() -> None:
             [sys.executable, str(EXAMPLE), SESSION, "probe"], capture_output=True, text=True, check=False
         )
         assert short.returncode == 1 and short.stderr.startswith("worker.py SESSION ROLE COMMAND…")
+
+
+def test_requests_succeed_as_the_page_says_the_first_time_and_again() -> None:
+    found = re.findall(r"^\| `(\w+)` \|[^|]*\| ((?:`\w+`(?:, )?)+) \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE)
+    page = {kind: (status.strip("`"), again) for kind, status, again in found}
+    assert page.keys() == {"hello", "lifecycle", "ack", "report", "progress", "guardrail"}
+    with Run(thresholds=["warning.assignment.provider_calls=1"]) as run:
+        workers = {role: run.caller(role) for role in run.roles}
+        for worker in workers.values():
+            worker.succeed(page["hello"][0], "hello", generation=1)
+        implementer = workers["implementer"]
+        implementer.context("baseline")
+        work = implementer.assignment("implementation")
+        about = {"assignment_id": work["assignment_id"]}
+        crossed = {"level": "warning", "metric": "provider_calls", "observed": 2, "threshold": 1}
+        requests: dict[str, dict[str, Any]] = {
+            "ack": {"delivery_id": work["id"], "status": "accepted"},
+            "lifecycle": {"state": "active", "usage": None},
+            "progress": {**about, "phase": "tool", "usage": None},
+            "guardrail": {**about, **crossed},
+            "report": {**about, "report": body("implementer")},
+        }
+        for kind, keys in requests.items():
+            status, again = page[kind]
+            implementer.succeed(status, kind, **keys)
+            implementer.succeed("duplicate" if "`duplicate`" in again else status, kind, **keys)
+        implementer.answered("conflict", "Worker progress assignment is not active", "progress", **requests["progress"])
+        implementer.refused("invalid_protocol", "Unsupported worker message", "hello", generation=1)
+        assert page["hello"][1].startswith("refused")
 
 
 def test_the_example_is_what_the_page_says_it_is() -> None:

@@ -28,7 +28,7 @@ class Worker:
         """Where the broker is, and which generation it takes; each generation begins without a memory."""
         status = subprocess.run(["orchestrate", "--json", "status", self.session], stdout=subprocess.PIPE, check=False)
         data = json.loads(status.stdout)["data"]
-        rows = data["broker"]["roles"] if data and data["live"] and data["broker"] else []
+        rows = data["broker"]["roles"] if data and data["live"] else []
         self.generation = next((row["generation"] for row in rows if row["role"] == self.role), None)
         if self.generation is None:
             sys.exit(f"worker.py: no run of the session {self.session} lives and has a role {self.role}")
@@ -115,6 +115,6 @@ if __name__ == "__main__":
         try:
             worker.find()
             worker.serve()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:  # TypeError: the database is busy.
             print(f"worker.py: connecting again after: {error}", file=sys.stderr)
             time.sleep(1)

@@ -73,13 +73,15 @@ def test_the_limits_are_those_of_the_contract() -> None:
         "a report ": contract.MAX_REPORT,
         "text of a `context`": contract.MAX_MESSAGE_UNITS,
         "text of an `error`": contract.MAX_ERROR,
-        "any integer": contract.MAX_INTEGER,
+        "an integer, ": contract.MAX_INTEGER + 1,
         "milliseconds until": limits.handshake_ms,
         "connections without": limits.unauthenticated,
     }
     assert len(found) == len(expected)
     for (what, value), (begins, limit) in zip(found.items(), expected.items(), strict=True):
         assert what.startswith(begins) and value == limit, what
+    # The largest double below the limit, and the first integer that is read as the limit.
+    assert accepted("hello", generation=2**63 - 1024) and not accepted("hello", generation=2**63 - 1)
 
 
 def test_the_requests_have_the_keys_of_the_page() -> None:

@@ -7,6 +7,7 @@ causes are told where that leaves only one, and otherwise what the database says
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -34,7 +35,7 @@ class Asked(NamedTuple):
 
     def line(self, action: str, rest: str = "") -> str:
         """A command line for the same run, as it stands in a text."""
-        return f"`{self.program} {action} {self.session}{rest}`"
+        return f"`{self.program} {action} {shlex.quote(self.session)}{rest}`"
 
 
 def refused(snapshot: Snapshot | None, asked: Asked, refusal: Refusal) -> Told:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container, Iterable, Iterator
 from datetime import UTC, datetime
 
 from agent_intercom.cli.orchestrate.answer import JsonObject
 from agent_intercom.orchestration import standing
-from agent_intercom.orchestration.contract import IMPLEMENTER
+from agent_intercom.orchestration.contract import IMPLEMENTER, ROLES
 from agent_intercom.orchestration.standing import Awaited
 
 
@@ -19,24 +20,28 @@ def steps(
 
     `down` are the roles whose worker's unit has ended; `new_id` is an id that no command has had.
     """
+    name = shlex.quote(session)
     for each in found:
+        if each.role not in {None, *ROLES}:
+            # Whatever that is, no command takes it.
+            continue
         role = each.role or "ROLE"
         if each.what == standing.MESSAGE:
-            yield _step(f"to answer {role}", f"{program} send {session} --role {role} --message TEXT")
+            yield _step(f"to answer {role}", f"{program} send {name} --role {role} --message TEXT")
         elif each.what == standing.REDELIVERY:
-            yield _step("to hand it over again, once seen", f"{program} redeliver {session} --role {role} --yes")
+            yield _step("to hand it over again, once seen", f"{program} redeliver {name} --role {role} --yes")
         elif each.what == standing.CONTINUATION:
             yield _step("to admit one more", continuing(session, program, new_id))
         elif each.what in {standing.CONNECTION, standing.RESTART} and role in down:
-            yield _step(f"to start {role} again", f"{program} restart {session} --role {role} --yes")
+            yield _step(f"to start {role} again", f"{program} restart {name} --role {role} --yes")
     if ready:
-        yield _step("to have something changed", f"{program} send {session} --role {IMPLEMENTER} --message TEXT")
-        yield _step("to end the run", f"{program} stop {session} --yes")
+        yield _step("to have something changed", f"{program} send {name} --role {IMPLEMENTER} --message TEXT")
+        yield _step("to end the run", f"{program} stop {name} --yes")
 
 
 def continuing(session: str, program: str, new_id: str) -> str:
     """The command line that admits one more round of repair; `new_id` is an id that no command has had."""
-    return f"{program} continue {session} --yes --command-id {new_id}"
+    return f"{program} continue {shlex.quote(session)} --yes --command-id {new_id}"
 
 
 def _step(why: str, command: str) -> JsonObject:

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `list`, `status`, `events` and `usage` print for a person. Pure: lines out of the data of their answers."""
+"""What `list`, `status`, `events` and `usage` print for a person. Pure: lines out of the data of their answers.
+
+Names, states and words of every kind come out of files that anybody may have written: no line has a character in it
+that a terminal would obey, and none is made two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, ParamSpec
 
 from agent_intercom.cli.orchestrate.steps import ago
 from agent_intercom.cli.output import printable, table
@@ -26,6 +31,20 @@ _WHY: Final = {
 }
 
 
+_Given = ParamSpec("_Given")
+
+
+def _printable(lines: Callable[_Given, Iterator[str]]) -> Callable[_Given, Iterator[str]]:
+    """`lines`, each of them safe for a terminal as a whole."""
+
+    @functools.wraps(lines)
+    def safe(*given: _Given.args, **named: _Given.kwargs) -> Iterator[str]:
+        return map(printable, lines(*given, **named))
+
+    return safe
+
+
+@_printable
 def list_lines(rows: Sequence[Sequence[str]], everything: bool, program: str, total: int) -> Iterator[str]:
     """The table of runs."""
     if not rows:
@@ -37,14 +56,15 @@ def list_lines(rows: Sequence[Sequence[str]], everything: bool, program: str, to
         yield f"({total - len(rows)} more, which are older)"
 
 
+@_printable
 def status_lines(
     data: Mapping[str, Any], overview: Overview | None, waiting: Sequence[Awaited], now_ms: int
 ) -> Iterator[str]:
     """Where a run stands, who works or waits, and what to do next."""
     yield f"run: {data['session']}, {data['run_id']}, {_life(data, now_ms)}"
     if data["unit"] is not None:
-        yield f"unit: orchestrate@{printable(data['unit'])}.service"
-    yield f"project: {printable(data['project'])}"
+        yield f"unit: orchestrate@{data['unit']}.service"
+    yield f"project: {data['project']}"
     profile = data["execution_profile"]["name"]
     if profile:
         yield f"profile: {profile} ({data['execution_profile']['source']})"
@@ -74,6 +94,7 @@ def status_lines(
         yield f"next: {step['why']}: {step['command']}"
 
 
+@_printable
 def event_lines(data: Mapping[str, Any], program: str) -> Iterator[str]:
     """Events, oldest first."""
     cursor = data["cursor"]
@@ -101,6 +122,7 @@ def event_lines(data: Mapping[str, Any], program: str) -> Iterator[str]:
         yield f"(more: {program} events {data['session']} --run {data['run_id']}{roles} --after {cursor['next']})"
 
 
+@_printable
 def usage_lines(data: Mapping[str, Any]) -> Iterator[str]:
     """What roles and assignments used."""
     yield f"run: {data['session']}, {data['run_id']}"
@@ -146,17 +168,17 @@ def _unit_lines(data: Mapping[str, Any]) -> Iterator[str]:
     """What the service manager says that the database does not."""
     broker = data["broker_unit"]
     if broker is not None:
-        text = f" ({printable(broker['status_text'])})" if broker["status_text"] else ""
+        text = f" ({broker['status_text']})" if broker["status_text"] else ""
         if broker["active"] == "failed":
-            yield f"broker: failed, {printable(broker['result'])}{text}"
+            yield f"broker: failed, {broker['result']}{text}"
         elif broker["active"] == "active":
             yield f"broker: runs{text}"
         else:
-            yield f"broker: {printable(broker['active'])}; the first worker that connects starts it"
+            yield f"broker: {broker['active']}; the first worker that connects starts it"
     for worker in data["workers"] or ():
         if worker["active"] in {"failed", "inactive"}:
-            text = f": {printable(worker['status_text'])}" if worker["status_text"] else ""
-            yield f"worker: {worker['role']} {worker['active']}, {printable(worker['result'])}{text}"
+            text = f": {worker['status_text']}" if worker["status_text"] else ""
+            yield f"worker: {worker['role']} {worker['active']}, {worker['result']}{text}"
 
 
 def _round_lines(shown: Mapping[str, Any]) -> Iterator[str]:
@@ -167,11 +189,11 @@ def _round_lines(shown: Mapping[str, Any]) -> Iterator[str]:
     for each in shown["specialist_activations"]:
         forced = ", forced" if each["forced"] else ""
         verb = "takes part" if each["decision"] == "run" else "skips this round"
-        yield f"{printable(each['role'])}: {verb} ({printable(each['rule_id'])}{forced})"
+        yield f"{each['role']}: {verb} ({each['rule_id']}{forced})"
     for role in shown["roles"]:
         for fact in role["assignment_guardrails"]:
-            what = f"{words(printable(fact['metric']))} {fact['observed']:g} of {fact['threshold']:g}"
-            yield f"guardrail: {role['role']}, {printable(fact['level'])}: {what} (nothing is stopped by it)"
+            what = f"{words(fact['metric'])} {fact['observed']:g} of {fact['threshold']:g}"
+            yield f"guardrail: {role['role']}, {fact['level']}: {what} (nothing is stopped by it)"
 
 
 def _place(role: str) -> tuple[int, str]:

@@ -61,7 +61,11 @@ def sessions(roots: Sequence[str]) -> Found:
     for root in map(canonical, roots):
         if not _is_root(root):
             continue
-        names, more = _names(root)
+        try:
+            names, more = _names(root)
+        except OSError as error:
+            text = f"a directory of runs cannot be read: {os.strerror(error.errno or 0)}"
+            raise Refusal(Code.ERROR, text, "directory") from error
         truncated = truncated or more
         for name, _ in names:
             if not is_name(name):
@@ -81,11 +85,20 @@ def places_of(session: str, roots: Sequence[str]) -> list[str]:
 
 
 def candidates(session: str, places: Sequence[str]) -> tuple[list[Candidate], bool]:
-    """What lies in a session's directories, newest first, and whether there is more."""
+    """What lies in a session's directories, newest first, and whether there is more.
+
+    One that has gone meanwhile has nothing in it. Raises Refusal for one that cannot be read.
+    """
     found: list[Candidate] = []
     truncated = False
     for root in places:
-        names, more = _names(path.join(root, session))
+        try:
+            names, more = _names(path.join(root, session))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            text = f"the directory of session {session} cannot be read: {os.strerror(error.errno or 0)}"
+            raise Refusal(Code.ERROR, text, "directory") from error
         found += [Candidate(name, root, kind) for name, kind in names]
         truncated = truncated or more
     # Ids begin with the time of their making.
@@ -124,9 +137,6 @@ def _is_root(root: str) -> bool:
 
 def _names(directory: str) -> tuple[list[tuple[str, bool]], bool]:
     """At most 4096 names in `directory`, each with whether it is a directory's, and whether there are more."""
-    try:
-        with os.scandir(directory) as scan:
-            names = [(item.name, item.is_dir(follow_symlinks=False)) for item in itertools.islice(scan, MAX_SCAN + 1)]
-    except OSError as error:
-        raise Refusal(Code.ERROR, "a directory of runs cannot be read", "directory") from error
+    with os.scandir(directory) as scan:
+        names = [(item.name, item.is_dir(follow_symlinks=False)) for item in itertools.islice(scan, MAX_SCAN + 1)]
     return names[:MAX_SCAN], len(names) > MAX_SCAN

@@ -135,9 +135,14 @@ def newest(roots: Sequence[str], limit: int = MAX_ITEMS) -> Runs:
     issues = [Issue(*each) for each in strangers]
     found = []
     for session, where in places.items():
-        candidates, more = rootscan.candidates(session, where)
-        found += [(each.run_id, session, each.root) for each in candidates]
-        truncated = truncated or more
+        for root in where:
+            try:
+                candidates, more = rootscan.candidates(session, [root])
+            except Refusal as refusal:
+                issues.append(Issue(session, refusal.text, path.join(root, session)))
+                continue
+            found += [(each.run_id, session, each.root) for each in candidates]
+            truncated = truncated or more
     found.sort(reverse=True)
     total = len(found) + len(issues)
     entries: list[Entry] = []
@@ -330,7 +335,10 @@ def _live(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _session(name: str, places: Sequence[str]) -> Session | Issue:
     """A session by its newest readable run, the only one that is read."""
-    found, truncated = rootscan.candidates(name, places)
+    try:
+        found, truncated = rootscan.candidates(name, places)
+    except Refusal as refusal:
+        return Issue(name, refusal.text, path.join(places[0], name))
     newest, faults = None, []
     for each in found[:MAX_ITEMS]:
         fault = each.fault

@@ -251,7 +251,7 @@ def _tool_policy(tools: str | None) -> str:
 def _forced(text: str) -> list[str]:
     try:
         forced = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         forced = None
     if not isinstance(forced, list) or not all(isinstance(role, str) for role in forced):
         raise _invalid("Retained forced specialists are invalid")
@@ -261,7 +261,7 @@ def _forced(text: str) -> list[str]:
 def _policy(text: str, key: str) -> Any:
     try:
         record = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or key not in record:
         raise _invalid(f"Retained policy of {key} is invalid")

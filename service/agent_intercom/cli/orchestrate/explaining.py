@@ -25,13 +25,17 @@ _SOMEBODY: Final = "a role"
 
 
 class Asked(NamedTuple):
-    """A command that was not accepted. `new_id` is an id that no command has had, `program` how this one is called."""
+    """A command that was not accepted. `new_id` is an id that no command has had, `program` how this one is called.
+
+    `external`: somebody else starts the worker of the role.
+    """
 
     action: str
     role: str
     session: str
     new_id: str
     program: str = "orchestrate"
+    external: bool = False
 
     def line(self, action: str, rest: str = "") -> str:
         """A command line for the same run, as it stands in a text."""
@@ -66,6 +70,10 @@ def refused(snapshot: Snapshot | None, asked: Asked, refusal: Refusal) -> Told:
 
 def _not_handed(asked: Asked, row: Snapshot) -> Told | None:
     if not row["connected"]:
+        if asked.external:
+            return f"nothing was handed to {asked.role}: its worker is not connected", (
+                f"Whoever runs it has to start it; {asked.line('status')} tells where it connects to."
+            )
         again = asked.line("restart", f" --role {asked.role} --yes")
         return f"nothing was handed to {asked.role}: its worker is not connected", (
             f"Start it again ({again}), or wait until it is back."

@@ -182,7 +182,8 @@ def _control(
         )
     except Refusal as refusal:
         if refusal.code in (BROKER_REJECTED, Code.BROKER_UNCERTAIN):
-            asked = explaining.Asked(action, role, entry.session, random_id())
+            external = targets.harness_of(entry, role) == harness.EXTERNAL
+            asked = explaining.Asked(action, role, entry.session, random_id(), external=external)
             text, hint = explaining.refused(targets.overview(entry), asked, refusal)
             raise _Refused(refusal.code, text, hint) from refusal
         if refusal.code == Code.BROKER_NOT_READY:

@@ -26,7 +26,7 @@ from agent_intercom.cli.orchestrate.findings import Systemd
 from agent_intercom.host.manager import UnitState
 from agent_intercom.orchestration import hosting, inventory, models, runtime, tmux
 from tests.unit.orchcli import Home, Said
-from tests.unit.test_orch_pruning import age, make, place, root_of
+from tests.unit.test_orch_pruning import half_made, make, place, root_of
 
 VERSION = "257.9-1"
 CONTRACT = {"commands", "tmux", "model_checks", "model_policy", "budget_policy", "paths"}
@@ -470,9 +470,7 @@ def test_hints_name_the_program_that_was_called(machine: Home, monkeypatch: pyte
     monkeypatch.setenv("AGENT_INTERCOM_CALLED_AS", "pi-tmux-agents")
     make(machine, "a", "old", 40)
     make(machine, "b", "new", 1, begun=False)
-    half = make(machine, "a", "20260801T120000Z-42", 3)
-    (half / "manifest.json").unlink()
-    age(half, 3)
+    half = half_made(machine, "a", "20260801T120000Z-42", 3)
     say(monkeypatch, well(machine, left={"x1": 1, "anew": 1}, failed=["orchestrate-prune.service"]))
     machine.program("pi", "#!/bin/sh\nprintf 'provider model\\n'\n")
     monkeypatch.setattr(tmux, "hosted", lambda environ: {"/somewhere/old/r": "old"})
@@ -496,9 +494,7 @@ def test_units_that_have_failed(machine: Home, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_runs_have_left(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = make(machine, "a", "kept", 1, begun=False)
-    half = make(machine, "a", "20260801T120000Z-42", 3)
-    (half / "manifest.json").unlink()
-    age(half, 3)
+    half = half_made(machine, "a", "20260801T120000Z-42", 3)
     broken = make(machine, "b", "broken", 3)
     (broken / "manifest.json").write_text("{")
     stale = make(machine, "c", "stale", 3)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from agent_intercom.cli.orchestrate import pruning
-from agent_intercom.orchestration import inventory, rundir, runtime, tmux
+from agent_intercom.orchestration import inventory, manifest, removal, rundir, runtime, tmux
 from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig, Profile
 from agent_intercom.orchestration.rundir import RoleSpec, RunSpec
 from agent_intercom.orchestration.startup import Startup
@@ -79,6 +79,15 @@ def place(home: Home, run: Path) -> str:
     return runtime.socket_path(str(home.runtime), unit)
 
 
+def half_made(home: Home, session: str, run_id: str, days: float) -> Path:
+    """What a start leaves that is killed early, so many days ago; no start writes the manifest after the database."""
+    run = make(home, session, run_id, days, begun=False)
+    for name in ("manifest.json", "broker.sqlite3", "broker.sqlite3.lock"):
+        (run / name).unlink(missing_ok=True)
+    age(run, days)
+    return run
+
+
 def directories(home: Home) -> set[str]:
     return {path.name for path in root_of(home).glob("*/*")}
 
@@ -108,7 +117,8 @@ def test_the_preview_changes_nothing_and_the_removal_removes_that(home: Home) ->
 def test_the_shape_of_the_answer(home: Home) -> None:
     run = make(home, "a", "old", 40)
     data = home.json("prune", "--keep", "0").data
-    assert data.keys() == {"dry_run", "rules", "runs", "leftovers", "bytes", "kept"}
+    assert data.keys() == {"dry_run", "rules", "runs", "leftovers", "total", "unreadable_sessions", "bytes", "kept"}
+    assert data["total"] == {"runs": 1, "leftovers": 0, "unreadable_sessions": 0}
     assert data["rules"] == {"keep_days": None, "keep_runs": 0, "source": "command line"}
     (told,) = data["runs"]
     assert told.pop("ended_at").endswith("+00:00")
@@ -122,7 +132,7 @@ def test_what_a_person_reads(home: Home) -> None:
     make(home, "a", "old", 40)
     said = home.call("prune", "--older-than", "30")
     assert said.code == 0 and said.err == ""
-    assert "a        old  40 days ago" in said.out and "ended long ago" in said.out
+    assert "a        old  40 days ago" in said.out and "older than is kept" in said.out
     assert "`orchestrate prune --older-than 30 --yes` looks again, and removes what is due then." in said.out
     said = home.call("prune", "--older-than", "30", "--yes")
     assert said.out.startswith("removed a old (") and "Removed 1 run and 0 leftovers" in said.out
@@ -243,10 +253,7 @@ def as_original(run: Path) -> None:
 
 def test_what_belongs_to_no_run_goes_too(home: Home) -> None:
     kept = make(home, "a", "kept", 1, begun=False)
-    half = make(home, "a", "20260801T120000Z-42", 3)
-    (half / "manifest.json").unlink()
-    young = make(home, "a", "20260801T120000Z-43", 0)
-    (young / "manifest.json").unlink()
+    half, young = half_made(home, "a", "20260801T120000Z-42", 3), half_made(home, "a", "20260801T120000Z-43", 0)
     empty = root_of(home) / "empty"
     empty.mkdir(mode=0o700)
     age(half, 3)
@@ -388,19 +395,18 @@ def test_an_empty_session_that_cannot_be_removed_is_told(
 def test_what_goes_while_it_is_looked_at_is_left_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever has gone, at whatever step: the rest is found."""
     kept = make(home, "z", "kept", 100)
-    real = {name: getattr(inventory, name) for name in ("_measure", "_is_half_made", "_bytes")}
-    for number, (name, function) in enumerate(real.items()):
-        victim = make(home, "a", f"20260801T120000Z-{number}", 100)
-        if name == "_is_half_made":
-            (victim / "manifest.json").unlink()
+    steps = ((manifest, "read"), (inventory, "_without_manifest"), (removal, "weigh"), (inventory, "_bytes"))
+    for number, (module, name) in enumerate(steps):
+        function = getattr(module, name)
+        victim = (half_made if name == "_without_manifest" else make)(home, "a", f"20260801T120000Z-{number}", 100)
 
-        def vanish(*arguments: str, victim: Path = victim, function: Any = function) -> Any:
+        def vanish(*arguments: Any, victim: Path = victim, function: Any = function) -> Any:
             if any(str(each).startswith(str(victim)) for each in arguments):
                 shutil.rmtree(victim, ignore_errors=True)
             return function(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(inventory, name, vanish)
+            patch.setattr(module, name, vanish)
             data = home.json("prune", "--keep", "0").data
         assert "kept" in [run["run_id"] for run in data["runs"]], name
         assert not victim.exists()
@@ -436,9 +442,7 @@ def test_the_settings_count_all_runs_of_a_directory_also_for_one_session(home: H
 def test_leftovers_are_of_the_session_that_was_asked_for(home: Home) -> None:
     for session in ("a", "b"):
         make(home, session, "r", 1, begun=False)
-        half = make(home, session, "20260801T120000Z-42", 3)
-        (half / "manifest.json").unlink()
-        age(half, 3)
+        half_made(home, session, "20260801T120000Z-42", 3)
     paths = [each["path"] for each in home.json("prune", "--session", "b").data["leftovers"]]
     assert paths == [str(root_of(home) / "b" / name) for name in ("20260801T120000Z-42", "r/startup.json")]
 

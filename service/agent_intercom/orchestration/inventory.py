@@ -11,12 +11,12 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import privatefiles
-from agent_intercom.orchestration import manifest, places, rootscan, runtime, startup, tmux
+from agent_intercom.orchestration import contract, manifest, places, removal, rootscan, rundir, runtime, startup, tmux
 from agent_intercom.orchestration.contract import Code
 from agent_intercom.orchestration.errors import Refusal
 
@@ -30,6 +30,9 @@ IN_TMUX: Final = "in-tmux"
 IN_USE: Final = "in-use"
 ORIGINAL: Final = "original"
 UNREADABLE: Final = "unreadable"
+MOUNTED: Final = "mounted"
+CLOSED: Final = "closed"
+ENDLESS: Final = "endless"
 HELD: Final = {
     LIVE: "it lives",
     PLACED: "it is being started, or was not stopped",
@@ -38,27 +41,38 @@ HELD: Final = {
     IN_USE: "a process has its directory or a file of it open",
     ORIGINAL: "it is the tmux program's",
     UNREADABLE: "its manifest cannot be read",
+    MOUNTED: "another file system is mounted in it",
+    CLOSED: "something in it is another user's, or may not be changed",
+    ENDLESS: "more lies in it than is looked at",
 }
 """Why a run is left alone, whatever its age."""
 
 _SLICE: Final = re.compile(r"/orchestrate-([a-z0-9]{1,32})\.slice(?:/|$)", re.ASCII | re.MULTILINE)
 _RUN_ID: Final = re.compile(r"\d{8}T\d{6}Z-\d{1,10}", re.ASCII)
 _FILES: Final = re.compile(
-    r"startup\.json|startup-state|[a-z]+\.token|[a-z]+\.system\.md|broker\.sqlite3(-journal|\.lock)?|sessions"
-    r"|\.[a-z.-]+\.\d+\.[0-9a-f]{16}\.tmp"
+    r"startup\.json|startup-state|[a-z]+\.token|[a-z]+\.system\.md|\.[a-z.-]+\.\d+\.[0-9a-f]{16}\.tmp"
 )
-"""What a start writes into a run's directory, which tells a run that was never complete from anything else."""
+"""What a start writes into a run's directory before anything of worth, which tells such a start from anything else."""
+
+_WORTH: Final = re.compile(r"broker\.sqlite3(-journal|-wal|\.lock)?|sessions")
+"""What may hold the work of a run."""
+
+MAX_ENTRIES: Final = 100_000
+"""How much of what lies in one directory is looked at."""
 
 STARTING_S: Final = 300
 """Seconds for which a run with its first bodies still there may be one that somebody is just starting."""
 
 STARTUP_FILE: Final = "startup-file"
 HALF_MADE: Final = "half-made-run"
+HALF_REMOVED: Final = "half-removed-run"
 EMPTY_SESSION: Final = "empty-session"
 
 
 class RunFiles(NamedTuple):
     """A run's directory: `host` None where the manifest cannot be read, `ended` the newest change of a file of it.
+
+    `ended` is between 1970 and the moment of looking, whatever the file says.
 
     `held` is empty or a key of `HELD`; `startup` has the bytes of the bodies that it was to begin with, None where they
     are gone.
@@ -90,15 +104,22 @@ class Leftover(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """Everything that lies in the state roots, by session and run id."""
+    """Everything that lies in the state roots, by session and run id; `closed` are sessions that cannot be read."""
 
     runs: list[RunFiles]
     leftovers: list[Leftover]
+    closed: Sequence[str] = ()
 
 
-class _Measured(NamedTuple):
-    size: int
-    newest: float
+class _Finds(NamedTuple):
+    """What has been found so far, and by what more is judged."""
+
+    now: float
+    original: bool
+    placed: Mapping[str, str]
+    hosted: set[str]
+    runs: list[RunFiles]
+    leftovers: list[Leftover]
 
 
 def take(environ: Mapping[str, str], now: float, *, original: bool) -> Inventory:
@@ -116,23 +137,35 @@ def take(environ: Mapping[str, str], now: float, *, original: bool) -> Inventory
     hosted = set(tmux.hosted(environ)) if original else set()
     # Whoever names another place may have other directories in it.
     default = not any(environ.get(name) for name in (places.RUNS_ENVIRONMENT, places.ORIGINAL_RUNS_ENVIRONMENT))
-    found: list[RunFiles] = []
-    leftovers: list[Leftover] = []
+    finds, closed = _Finds(now, original, placed, hosted, [], []), []
     for root in roots if original else roots[:1]:
         for session, directory in _directories(rootscan.canonical(root)):
             if not rootscan.is_name(session):
                 continue
-            for run_id, run_directory in _directories(directory):
+            try:
+                below = list(_directories(directory))
+            except Refusal:
+                closed.append(directory)
+                continue
+            for run_id, run_directory in below:
                 if rootscan.is_name(run_id):
                     with contextlib.suppress(FileNotFoundError):
-                        _look(session, run_id, run_directory, placed, hosted, original, found, leftovers)
+                        _look(session, run_id, run_directory, finds)
             if default:
                 with contextlib.suppress(FileNotFoundError):
-                    leftovers += _empty(session, directory)
-    used = in_use([each.directory for each in found] + [each.name for each in leftovers])
-    standing = dict.fromkeys(with_processes(), LEFT) | standing
-    found = [each._replace(held=each.held or _held_anyhow(each, now, used, standing)) for each in found]
-    leftovers = [each for each in leftovers if each.name not in used]
+                    finds.leftovers.extend(_empty(session, directory))
+    return Inventory(*_held_and_left(finds, standing), closed)
+
+
+def _held_and_left(finds: _Finds, standing: Mapping[str, str]) -> tuple[list[RunFiles], list[Leftover]]:
+    """What was found, once it was looked at what of it is in use; in order."""
+    names = [each.directory for each in finds.runs] + [each.name for each in finds.leftovers]
+    used, mounted = in_use(names), removal.mounted_in(names)
+    standing = {**dict.fromkeys(with_processes(), LEFT), **standing}
+    found = [
+        each._replace(held=each.held or _held_anyhow(each, finds.now, used, mounted, standing)) for each in finds.runs
+    ]
+    leftovers = [each for each in finds.leftovers if each.name not in used | mounted]
     leftovers += [
         Leftover(STARTUP_FILE, path.join(each.directory, startup.NAME), each.ended, each.startup, each.session)
         for each in found
@@ -140,7 +173,7 @@ def take(environ: Mapping[str, str], now: float, *, original: bool) -> Inventory
     ]
     found.sort(key=lambda each: (each.session, each.run_id, each.root))
     leftovers.sort()
-    return Inventory(found, leftovers)
+    return found, leftovers
 
 
 def stale_places(environ: Mapping[str, str]) -> list[str]:
@@ -173,11 +206,13 @@ def in_use(directories: Iterable[str]) -> set[str]:
     return used
 
 
-def _held_anyhow(run: RunFiles, now: float, used: set[str], standing: Mapping[str, str]) -> str:
+def _held_anyhow(run: RunFiles, now: float, used: set[str], mounted: set[str], standing: Mapping[str, str]) -> str:
     if run.unit is not None and run.unit in standing:
         return standing[run.unit]
     if run.directory in used:
         return IN_USE
+    if run.directory in mounted:
+        return MOUNTED
     return PLACED if run.startup is not None and now - run.ended < STARTING_S else ""
 
 
@@ -187,42 +222,100 @@ def _empty(session: str, directory: str) -> Iterator[Leftover]:
         yield Leftover(EMPTY_SESSION, directory, os.lstat(directory).st_mtime, 0, session)
 
 
-def _look(
-    session: str,
-    run_id: str,
-    directory: str,
-    placed: Mapping[str, str],
-    hosted: set[str],
-    original: bool,
-    found: list[RunFiles],
-    leftovers: list[Leftover],
-) -> None:
-    """Add one directory that may be a run's to what it is. Raises FileNotFoundError where it is gone."""
-    measured = _measure(directory)
+def _look(session: str, run_id: str, directory: str, finds: _Finds) -> None:
+    """Add one directory that may be a run's to what it is. Raises FileNotFoundError where it is gone.
+
+    Nothing is measured before it is known to be one: the directory may be of anything.
+    """
     host = unit = None
-    held = placed.get(directory, "")
+    held = finds.placed.get(directory, "")
+    kind = ""
     try:
-        record = manifest.read(directory)
+        if rootscan.is_removing(run_id):
+            record = _removed_manifest(directory, rootscan.run_of(run_id))
+            kind = HALF_REMOVED
+        else:
+            record = manifest.read(directory)
     except Refusal as refusal:
-        if refusal.code == "run_gone" and not held and directory not in hosted:
-            if _is_half_made(run_id, directory):
-                leftovers.append(Leftover(HALF_MADE, directory, measured.newest, measured.size, session))
-            return
-        held = held or UNREADABLE
+        if refusal.code == "run_gone" and not held and directory not in finds.hosted:
+            kind = _without_manifest(run_id, directory)
+            if not kind:
+                return
+        if kind in {"", UNREADABLE}:
+            held = held or UNREADABLE
     else:
         host, unit = record.host, record.unit
         if host != SYSTEMD and not held:
-            held = "" if original else ORIGINAL
-    if directory in hosted:
+            held = "" if finds.original else ORIGINAL
+    weighed = removal.weigh(directory, MAX_ENTRIES)
+    ended = min(max(weighed.newest, 0.0), finds.now)
+    if directory in finds.hosted:
         held = IN_TMUX
+    held = held or _kept_by(weighed)
+    if kind in {HALF_MADE, HALF_REMOVED} and not held:
+        finds.leftovers.append(Leftover(kind, directory, ended, weighed.size, session))
+        return
     bodies = _bytes(path.join(directory, startup.NAME))
     root = path.dirname(path.dirname(directory))
-    found.append(RunFiles(session, run_id, directory, root, host, unit, measured.newest, measured.size, held, bodies))
+    finds.runs.append(RunFiles(session, run_id, directory, root, host, unit, ended, weighed.size, held, bodies))
 
 
-def _is_half_made(run_id: str, directory: str) -> bool:
-    """Whether a directory without a manifest has the name of a run, and nothing in it that no start writes."""
-    return _RUN_ID.fullmatch(run_id) is not None and all(map(_FILES.fullmatch, os.listdir(directory)))
+def _kept_by(weighed: removal.Weighed) -> str:
+    """What lies in a directory that it cannot be removed with, as a key of `HELD`."""
+    if weighed.crosses:
+        return MOUNTED
+    if weighed.closed:
+        return CLOSED
+    return ENDLESS if weighed.endless else ""
+
+
+def _removed_manifest(directory: str, run_id: str) -> manifest.Manifest:
+    """The manifest of a run of which a removal has begun; it is the last to go. Raises Refusal as `manifest.read`."""
+    try:
+        content = privatefiles.read(path.join(directory, manifest.NAME), manifest.MAX_BYTES)
+    except FileNotFoundError as error:
+        raise Refusal("run_gone", "the run has no manifest", manifest.NAME) from error
+    except OSError as error:
+        raise Refusal("manifest_invalid", "the manifest cannot be read", manifest.NAME) from error
+    return manifest.parse(content, path.join(path.dirname(directory), run_id))
+
+
+def _without_manifest(run_id: str, directory: str) -> str:
+    """What a directory without a manifest is: `HALF_MADE`, `HALF_REMOVED`, `UNREADABLE`, or nothing of ours ("").
+
+    It has the name of a run. One that may hold work is kept; an empty one may be anybody's, and is not touched.
+    """
+    being_removed = rootscan.is_removing(run_id)
+    if _RUN_ID.fullmatch(rootscan.run_of(run_id)) is None:
+        return ""
+    try:
+        names = set(os.listdir(directory))
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return ""
+    if not names:
+        return HALF_REMOVED if being_removed else ""
+    works = {name for name in names if _WORTH.fullmatch(name)}
+    if all(map(_is_of_start, (path.join(directory, name) for name in names - works))) and (
+        not works or (works == {rundir.SESSIONS} and _is_bare(path.join(directory, rundir.SESSIONS)))
+    ):
+        return HALF_REMOVED if being_removed else HALF_MADE
+    return UNREADABLE if works else ""
+
+
+def _is_of_start(name: str) -> bool:
+    """Whether it is a file that a start writes first."""
+    return _FILES.fullmatch(path.basename(name)) is not None and stat.S_ISREG(os.lstat(name).st_mode)
+
+
+def _is_bare(directory: str) -> bool:
+    """Whether there are no more than empty directories of roles in the directory of transcripts."""
+    try:
+        roles = os.listdir(directory)
+        return set(roles) <= set(contract.ROLES) and not any(os.listdir(path.join(directory, role)) for role in roles)
+    except OSError:
+        return False
 
 
 def _standing(runtime_dir: str) -> dict[str, str]:
@@ -260,25 +353,11 @@ def _directories(directory: str) -> Iterator[tuple[str, str]]:
         yield name, below
 
 
-def _measure(directory: str) -> _Measured:
-    """The bytes of all files in a directory and below it, and when the newest of them was changed."""
-    size, newest = 0, 0.0
-    for where, _, names in os.walk(directory):
-        for name in names:
-            try:
-                found = os.lstat(path.join(where, name))
-            except OSError:
-                continue
-            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-            newest = max(newest, found.st_mtime)
-    return _Measured(size, newest or os.lstat(directory).st_mtime)
-
-
 def _bytes(name: str) -> int | None:
-    """How long a file is; None where it is not there."""
+    """How long a file is; None where it is not there, or cannot be seen."""
     try:
         return os.lstat(name).st_size
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

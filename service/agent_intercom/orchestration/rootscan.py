@@ -24,6 +24,8 @@ MAX_SCAN: Final = 4_096
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
 """What a session or a run may be called, `.` and `..` aside."""
 
+_REMOVING: Final = re.compile(r"\.(.+)\.removing", re.DOTALL)
+
 NO_DIRECTORY: Final = "the run is not a directory of ours"
 
 
@@ -99,7 +101,7 @@ def candidates(session: str, places: Sequence[str]) -> tuple[list[Candidate], bo
         except OSError as error:
             text = f"the directory of session {session} cannot be read: {os.strerror(error.errno or 0)}"
             raise Refusal(Code.ERROR, text, "directory") from error
-        found += [Candidate(name, root, kind) for name, kind in names]
+        found += [Candidate(name, root, kind) for name, kind in names if not is_removing(name)]
         truncated = truncated or more
     # Ids begin with the time of their making.
     found.sort(reverse=True)
@@ -124,6 +126,22 @@ def is_directory(name: str) -> bool:
 def is_name(name: str) -> bool:
     """Whether a session or a run may be called `name`."""
     return NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def removing(run_id: str) -> str:
+    """What a run's directory is called while it is removed."""
+    return f".{run_id}.removing"
+
+
+def is_removing(name: str) -> bool:
+    """Whether a directory of that name was a run's, and is being removed: it is none any more."""
+    return _REMOVING.fullmatch(name) is not None
+
+
+def run_of(name: str) -> str:
+    """The run that is removed under that name."""
+    match = _REMOVING.fullmatch(name)
+    return match[1] if match else name
 
 
 def _is_root(root: str) -> bool:

@@ -239,12 +239,16 @@ def write_startup_state(directory: str, state: str) -> None:
 
 
 def remove(directory: str) -> None:
-    """Remove a run that has no broker, and its session's directory if this was the last run in it."""
+    """Remove a run that has no broker, and its session's directory if this was the last run in it.
+
+    Also one of which a removal has begun, under the name that it has since (`rootscan.removing`). Raises besides:
+    `run_mounted`, where something is mounted at or below it.
+    """
     _, directory = _enter(directory, True)
-    import shutil  # nothing but this needs it
+    from agent_intercom.orchestration import removal  # nothing but this needs it
 
     with _refusals():
-        shutil.rmtree(directory)
+        removal.remove(directory)
         with contextlib.suppress(OSError):
             os.rmdir(path.dirname(directory))
 
@@ -440,4 +444,6 @@ def _refusals() -> Iterator[None]:
             raise Refusal("run_foreign", "the run's directory is not ours, or has a link in it", "directory") from error
         if error.errno == errno.EFBIG:
             raise Refusal("startup_too_large", "the startup file is too long", startup.NAME) from error
+        if error.errno == errno.EXDEV:
+            raise Refusal("run_mounted", "something is mounted in the run's directory", "directory") from error
         raise Refusal("run_unwritable", "the run's directory cannot be used", "directory") from error

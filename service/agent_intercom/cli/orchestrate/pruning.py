@@ -8,7 +8,7 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,14 +21,20 @@ from agent_intercom.orchestration.inventory import Inventory, Leftover, RunFiles
 if TYPE_CHECKING:
     from agent_intercom.orchestration.config.shapes import Configuration
 
-REASONS: Final = {retention.AGE: "ended long ago", retention.NUMBER: "enough newer ones"}
+REASONS: Final = {retention.AGE: "older than is kept", retention.NUMBER: "enough newer ones"}
 _LEFTOVERS: Final = {
     inventory.STARTUP_FILE: "the task of a run that does not live",
     inventory.HALF_MADE: "a run that was never complete",
+    inventory.HALF_REMOVED: "what is left of a run whose removal was cut short",
     inventory.EMPTY_SESSION: "a session without a run",
 }
+_DUE_AT_ONCE: Final = frozenset({inventory.STARTUP_FILE, inventory.HALF_REMOVED})
+
 _OVERTAKEN: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
 """Errors of rmdir(2) where somebody else has removed the directory meanwhile, or has put something into it."""
+
+MAX_ITEMS: Final = 100
+"""How many items of one kind `--json` tells; callers take no more than 256 KiB of an answer."""
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -42,11 +48,12 @@ class Rules(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What there is to remove, and everything else that lies there."""
+    """What there is to remove, and everything else that lies there; `closed` are sessions that cannot be read."""
 
     runs: list[tuple[RunFiles, str]]
     leftovers: list[Leftover]
     kept: list[RunFiles]
+    closed: Sequence[str] = ()
 
 
 class Outcome(NamedTuple):
@@ -58,7 +65,10 @@ class Outcome(NamedTuple):
     def done(self, plan: Plan) -> Plan:
         """The part of a plan that was carried out."""
         runs = [(run, reason) for run, reason in plan.runs if run.directory in self.removed]
-        return Plan(runs, [each for each in plan.leftovers if each.name in self.removed], plan.kept)
+        return Plan(runs, [each for each in plan.leftovers if each.name in self.removed], plan.kept, plan.closed)
+
+
+_NOTHING: Final = Outcome(set(), {})
 
 
 def prune(options: argparse.Namespace) -> Answer:
@@ -67,9 +77,11 @@ def prune(options: argparse.Namespace) -> Answer:
     now = time.time()
     if not options.yes:
         plan = _plan(options, rules, now)
-        return Answer(_data(options, rules, plan, now, Outcome(set(), {})), _preview(options, rules, plan, now))
+        return Answer(_data(options, rules, plan, now, _NOTHING), _preview(options, rules, plan, now))
     with runtime.lock(runtime.runtime_dir(os.environ)):
         plan = _plan(options, rules, now)
+        # What cannot be told is not removed either.
+        _data(options, rules, plan, now, _NOTHING)
         outcome = _remove(plan)
     data, lines, failed = _data(options, rules, plan, now, outcome), _told(plan, outcome), outcome.failed
     if not failed:
@@ -113,19 +125,20 @@ def _plan(options: argparse.Namespace, rules: Rules, now: float) -> Plan:
     runs = [(run, reason) for run, reason in chosen if options.session in {None, run.session}]
     gone = {run.directory for run, _ in runs}
     leftovers = [each for each in found.leftovers if _is_due(each, now) and os.path.dirname(each.name) not in gone]
-    return Plan(runs, leftovers, [run for run in found.runs if run.directory not in gone])
+    return Plan(runs, leftovers, [run for run in found.runs if run.directory not in gone], found.closed)
 
 
 def _of_session(found: Inventory, session: str | None) -> Inventory:
     if session is None:
         return found
     runs = [run for run in found.runs if run.session == session]
-    return Inventory(runs, [each for each in found.leftovers if each.session == session])
+    closed = [each for each in found.closed if os.path.basename(each) == session]
+    return Inventory(runs, [each for each in found.leftovers if each.session == session], closed)
 
 
 def _is_due(leftover: Leftover, now: float) -> bool:
     """What somebody may be making this moment is not touched before the next day."""
-    return leftover.kind == inventory.STARTUP_FILE or now - leftover.changed > retention.DAY_S
+    return leftover.kind in _DUE_AT_ONCE or now - leftover.changed > retention.DAY_S
 
 
 def _remove(plan: Plan) -> Outcome:
@@ -161,6 +174,9 @@ def _remove_one(name: str, kind: str) -> bool:
 
 
 def _data(options: argparse.Namespace, rules: Rules, plan: Plan, now: float, outcome: Outcome) -> JsonObject:
+    def failed_first(each: JsonObject) -> bool:
+        return each["error"] is None
+
     runs = [
         {
             "session": run.session,
@@ -189,8 +205,10 @@ def _data(options: argparse.Namespace, rules: Rules, plan: Plan, now: float, out
     return {
         "dry_run": not options.yes,
         "rules": {"keep_days": rules.keep_days, "keep_runs": rules.keep_runs, "source": rules.source},
-        "runs": runs,
-        "leftovers": leftovers,
+        "runs": sorted(runs, key=failed_first)[:MAX_ITEMS],
+        "leftovers": sorted(leftovers, key=failed_first)[:MAX_ITEMS],
+        "total": {"runs": len(runs), "leftovers": len(leftovers), "unreadable_sessions": len(plan.closed)},
+        "unreadable_sessions": list(plan.closed[:MAX_ITEMS]),
         "bytes": sum(each["bytes"] for each in [*runs, *leftovers] if not options.yes or each["removed"]),
         "kept": {"total": len(plan.kept), "held": _held(plan)},
     }
@@ -207,11 +225,17 @@ def _preview(options: argparse.Namespace, rules: Rules, plan: Plan, now: float) 
     else:
         yield f"Would remove {_amount(plan)}. Kept: {_kept(plan)}."
         yield f"Nothing was removed; `{_again(options)} --yes` looks again, and removes what is due then."
+    yield from _passed_over(plan)
     yield f"Rules: {_spoken(rules, options)} ({rules.source})."
 
 
+def _passed_over(plan: Plan) -> Iterator[str]:
+    for name in plan.closed:
+        yield f"passed over, because it cannot be read: {output.printable(name)}"
+
+
 def _row(run: RunFiles, reason: str, now: float) -> tuple[str, ...]:
-    return run.session, run.run_id, f"{_days(now - run.ended)} days ago", size(run.size), REASONS[reason]
+    return run.session, run.run_id, ago(now - run.ended), size(run.size), REASONS[reason]
 
 
 def _told(plan: Plan, outcome: Outcome) -> Iterator[str]:
@@ -226,16 +250,17 @@ def _told(plan: Plan, outcome: Outcome) -> Iterator[str]:
         elif name not in outcome.removed:
             yield f"gone, or in use by now: {output.printable(name)}"
     yield f"Removed {_amount(done)}. Kept: {_kept(plan)}."
+    yield from _passed_over(plan)
 
 
 def _amount(plan: Plan) -> str:
     total = sum(run.size for run, _ in plan.runs) + sum(each.size for each in plan.leftovers)
-    return f"{_count(len(plan.runs), 'run')} and {_count(len(plan.leftovers), 'leftover')}, {size(total)}"
+    return f"{count(len(plan.runs), 'run')} and {count(len(plan.leftovers), 'leftover')}, {size(total)}"
 
 
 def _kept(plan: Plan) -> str:
-    words = ", ".join(f"{count} because {inventory.HELD[held]}" for held, count in sorted(_held(plan).items()))
-    return _count(len(plan.kept), "run") + (f" ({words})" if words else "")
+    words = ", ".join(f"{number} because {inventory.HELD[held]}" for held, number in sorted(_held(plan).items()))
+    return count(len(plan.kept), "run") + (f" ({words})" if words else "")
 
 
 def _held(plan: Plan) -> dict[str, int]:
@@ -254,7 +279,7 @@ def _again(options: argparse.Namespace) -> str:
 
 def _spoken(rules: Rules, options: argparse.Namespace) -> str:
     of = "a directory of runs" if options.session is None or options.keep is None else "the session"
-    days = "whatever their age" if rules.keep_days is None else f"those of the last {rules.keep_days} days"
+    days = "whatever their age" if rules.keep_days is None else f"those of the last {count(rules.keep_days, 'day')}"
     number = "however many" if rules.keep_runs is None else f"at most {rules.keep_runs} of {of}"
     return f"runs are kept, {days}, {number}"
 
@@ -263,7 +288,14 @@ def _days(seconds: float) -> int:
     return max(int(seconds // retention.DAY_S), 0)
 
 
-def _count(number: int, what: str) -> str:
+def ago(seconds: float) -> str:
+    """How long ago, in days, for a person."""
+    days = _days(seconds)
+    return f"{count(days, 'day')} ago" if days else "today"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things for a person."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

@@ -506,6 +506,20 @@ def test_pi_and_its_bridge_must_be_there(home: Home, monkeypatch: pytest.MonkeyP
     assert said.error[0] == "missing_prerequisite" and "bridge" in said.error[1]
 
 
+def test_a_bridge_that_is_configured_and_gone_stops_only_runs_with_pi(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.config(f"[harness.pi]\nbridge = '/nowhere/x.js'\n[[projects]]\ndirectory = '{home.root}/gone'")
+    assert dry(home, *EXTERNAL)["harness"]["reviewer"] == "external"
+    # That of the package that calls comes first.
+    assert dry(home)["harness"]["reviewer"] == "pi"
+    monkeypatch.delenv("AGENT_INTERCOM_PI_PACKAGE")
+    home.file("home/.pi/agent/npm/node_modules/pi-tmux-orchestrator/extensions/orchestrator-worker.js", "")
+    code, text = refused(home, *TASK, "--dry-run")
+    assert code == "missing_prerequisite" and "/nowhere/x.js" in text and "[harness.pi] bridge" in text
+    assert dry(home, *EXTERNAL)["harness"]["reviewer"] == "external"
+
+
 def test_without_a_service_manager_nothing_is_left_behind(home: Home) -> None:
     before = home.tree()
     code, text = home.json("start", *TASK).error

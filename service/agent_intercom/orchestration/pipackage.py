@@ -2,8 +2,8 @@
 """The Pi package whose extensions a run is worked and watched with: where it is, and how old.
 
 Its worker bridge is what the harness `pi` loads, and its age says what its observers can read (orchestration spec,
-section 0.2). The package that called us under its own name comes first, then the one of a configured bridge, then the
-one that Pi has installed for this user. Nothing is run or loaded; looking never fails.
+section 0.2). The package that called us under its own name comes first, then the one of a configured bridge, then,
+where none is configured, the one that Pi has installed for this user. Nothing is run or loaded; looking never fails.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ class PiPackage(NamedTuple):
 def find(environ: Mapping[str, str], bridge: str = "") -> PiPackage | None:
     """The package to use, or None where there is none. `bridge` is the path of the worker bridge that is configured."""
     candidates = [(caller, path.join(caller, BRIDGE)) for caller in _absolute(environ.get(PACKAGE_ENVIRONMENT, ""))]
-    candidates += [(path.dirname(path.dirname(module)), module) for module in _absolute(bridge)]
-    candidates += [(place, path.join(place, BRIDGE)) for place in _installed(environ)]
+    if bridge:
+        # Where it is gone, another in its place would be a surprise.
+        candidates += [(path.dirname(path.dirname(module)), module) for module in _absolute(bridge)]
+    else:
+        candidates += [(place, path.join(place, BRIDGE)) for place in _installed(environ)]
     for directory, module in candidates:
         if path.isfile(module):
             return PiPackage(directory, _version(path.join(directory, "package.json")), module)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import path
 from typing import Any, NamedTuple
 
@@ -32,8 +32,8 @@ def check(options: argparse.Namespace) -> Answer:
     """`config check`: every fault of the files and variables that count for a project."""
     project = project_of(options.project)
     found, problems = _examined(project)
-    if problems:
-        return _failed(found, problems)
+    if problems or found.tolerated:
+        return _failed(found, problems, project)
     settings = _settings(found.configuration, project)
     counted = [file.path for file in found.files if file.counted]
     lines = [f"ok ({', '.join(map(output.printable, counted)) or 'nothing is configured'})"]
@@ -42,13 +42,13 @@ def check(options: argparse.Namespace) -> Answer:
 
 
 def show(options: argparse.Namespace) -> Answer:
-    """`config show`: every setting as a start in a project would use it. With faults there is nothing to show."""
+    """`config show`: every setting as a start in a project would use it. With faults that prevent it, only those."""
     project = project_of(options.project)
     found, problems = _examined(project)
     if problems:
-        return _failed(found, problems)
+        return _failed(found, problems, project)
     settings = _settings(found.configuration, project)
-    return Answer(_data(found, settings, []), _lines(found, settings, project))
+    return Answer(_data(found, settings, found.tolerated), _lines(found, settings, project))
 
 
 def _examined(project: str) -> tuple[Examined, list[Problem]]:
@@ -63,14 +63,16 @@ def _examined(project: str) -> tuple[Examined, list[Problem]]:
     return found, problems
 
 
-def _failed(found: Examined, problems: list[Problem]) -> Answer:
-    count = "1 fault" if len(problems) == 1 else f"{len(problems)} faults"
-    text = f"{count} in the settings; no run starts before that is put right"
-    lines = [output.printable(problem.text) for problem in problems]
-    return Answer(_data(found, {}, problems), lines, (ERROR, text))
+def _failed(found: Examined, problems: Sequence[Problem], project: str) -> Answer:
+    every = [*problems, *found.tolerated]
+    count = "1 fault" if len(every) == 1 else f"{len(every)} faults"
+    consequence = "no run starts before that is put right" if problems else "runs that do without what is named start"
+    settings = {} if problems else _settings(found.configuration, project)
+    lines = [output.printable(problem.text) for problem in every]
+    return Answer(_data(found, settings, every), lines, (ERROR, f"{count} in the settings; {consequence}"))
 
 
-def _data(found: Examined, settings: dict[str, Setting], problems: list[Problem]) -> JsonObject:
+def _data(found: Examined, settings: dict[str, Setting], problems: Sequence[Problem]) -> JsonObject:
     return {
         "files": [
             {"path": file.path, "kind": file.kind, "present": file.present, "counted": list(file.counted)}
@@ -147,6 +149,8 @@ def _lines(found: Examined, settings: dict[str, Setting], project: str) -> Itera
         if file in passed_over(found):
             state = f"does not count: {instead(file)}"
         yield f"# {output.printable(file.path)}: {state}"
+    for problem in found.tolerated:
+        yield f"# fault: {output.printable(problem.text)}"
     for key, (value, source) in settings.items():
         where = ": ".join(part for part in (path.basename(source.file), source.key) if part)
         note = f"  # from {output.printable(where)}" if where and source.word != PACKAGED.word else ""

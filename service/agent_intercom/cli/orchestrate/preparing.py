@@ -280,5 +280,9 @@ def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage
             "Install it (`pi install npm:pi-tmux-orchestrator`), or name its file in orchestrate.toml "
             "([harness.pi] bridge)."
         )
-        raise CommandFailure("missing_prerequisite", "the worker bridge of Pi is not there", hint)
+        text = "the worker bridge of Pi is not there"
+        if made.pi_bridge:
+            hint = "Correct [harness.pi] bridge there, or take it out."
+            text += f": orchestrate.toml names {made.pi_bridge}"
+        raise CommandFailure("missing_prerequisite", text, hint)
     return {harness.PROGRAM: program, harness.BRIDGE: package.bridge}

@@ -55,9 +55,14 @@ def read(name: str, *, follow: bool, project: str | None) -> bytes | None:
     return content
 
 
+def is_place(directory: str) -> bool:
+    """Whether a directory is written as one that can be there: its absolute path."""
+    return path.isabs(directory) and "\0" not in directory
+
+
 def directory_fault(directory: str) -> str | None:
     """Why a project's directory is not what it must be, or None: absolute, canonical and there."""
-    if not path.isabs(directory) or "\0" in directory:
+    if not is_place(directory):
         return "must be an absolute path"
     try:
         canonical = path.realpath(directory, strict=True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from agent_intercom.orchestration import places
 from agent_intercom.orchestration.config import files, model, original, own, shapes
 from agent_intercom.orchestration.config.plan import file_key, known_profiles, unknown_profile
+from agent_intercom.orchestration.config.references import references
 from agent_intercom.orchestration.config.shapes import (
     ORCHESTRATE,
     ORIGINAL_BUDGET,
@@ -28,11 +29,16 @@ from agent_intercom.orchestration.errors import Refusal
 
 
 class Examined(NamedTuple):
-    """What was found. With problems there is no configuration: nothing starts by half of one."""
+    """What was found. With problems there is no configuration: nothing starts by half of one.
+
+    `tolerated` are the faults that keep nobody from starting a run: what our own file names and what is not, or no
+    longer, there. Such a project matches no directory, and only a run that needs it is refused for a bridge.
+    """
 
     configuration: Configuration | None
     files: tuple[File, ...]
     problems: list[Problem]
+    tolerated: Sequence[Problem] = ()
 
 
 def load(environ: Mapping[str, str], project: str | None = None) -> Configuration:
@@ -59,14 +65,21 @@ def examine(environ: Mapping[str, str], project: str | None = None) -> Examined:
     if ours.file is None:
         # Nobody can tell what the others would count for.
         kinds = zip(names, (ORCHESTRATE, ORIGINAL_MODELS, ORIGINAL_BUDGET), strict=True)
-        return Examined(None, tuple(File(name, kind, path.lexists(name)) for name, kind in kinds), problems)
+        looked_at = tuple(File(name, kind, path.lexists(name)) for name, kind in kinds)
+        if ours.content is None:
+            return Examined(None, looked_at, problems)
+        named = references(ours.content, own_name, ORCHESTRATE, "default_profile")
+        faults, tolerated = _of_projects(named, project)
+        return Examined(None, looked_at, _once(problems + _check_profiles(named, variable) + faults), tolerated)
 
     counted = ours.counted()
     models, models_there, found = _models(ours.file, own_name, model_name, project)
-    problems += found + _check_policy(models, variable)
+    problems += found + _check_profiles(models, variable)
     if models.kind != ORCHESTRATE:
-        # Projects of ours that say nothing about models have a directory all the same.
-        problems += _check_directories(ours.file.shape(own_name, ORCHESTRATE))
+        problems += [problem for problem, _ in _directories(models, project)]
+    # Projects of ours that say nothing about models have a directory all the same.
+    found, tolerated = _of_projects(ours.file.shape(own_name, ORCHESTRATE), project)
+    problems, tolerated = _once(problems + found), [*ours.tolerated, *tolerated]
     if "budget" in counted:
         budgets = shapes.Budget(file=own_name, kind=ORCHESTRATE, key="budget", policy=ours.policy)
         budget_there = path.lexists(budget_name)
@@ -79,8 +92,9 @@ def examine(environ: Mapping[str, str], project: str | None = None) -> Examined:
         _original(budget_name, ORIGINAL_BUDGET, budget_there, "budget", counted),
     )
     if problems:
-        return Examined(None, looked_at, problems)
-    return Examined(_configuration(ours.file, looked_at, ours.keys, variable, models, budgets), looked_at, [])
+        return Examined(None, looked_at, problems, tolerated)
+    configuration = _configuration(ours.file, looked_at, ours.keys, variable, models, budgets)
+    return Examined(configuration, looked_at, [], tolerated)
 
 
 def _models(
@@ -118,25 +132,41 @@ def _configuration(
     )
 
 
-def _check_policy(models: shapes.Models, variable: str | None) -> list[Problem]:
-    """What no key says by itself: profiles that exist, directories that do, and no directory twice."""
+def _check_profiles(models: shapes.Models, variable: str | None) -> list[Problem]:
+    """Profiles that are named and do not exist."""
     named = [(models.default_profile, file_key(models, "default_profile"), models.file)]
     named += [(one.profile, f"{one.key}.profile", models.file) for one in models.projects]
     named.append((variable, "", PROFILE_VARIABLE))
     known = known_profiles(models)
     unknown = [(name, key, file) for name, key, file in named if name is not None and name not in known]
-    found = [Problem(file, key, unknown_profile(name, models)) for name, key, file in unknown]
-    return found + _check_directories(models)
+    return [Problem(file, key, unknown_profile(name, models)) for name, key, file in unknown]
 
 
-def _check_directories(models: shapes.Models) -> list[Problem]:
-    found: list[Problem] = []
+def _once(problems: list[Problem]) -> list[Problem]:
+    """The first fault of every key: what follows from it is none of its own."""
+    first: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        first.setdefault((problem.file, problem.key), problem)
+    return list(first.values())
+
+
+def _of_projects(models: shapes.Models, project: str | None) -> tuple[list[Problem], list[Problem]]:
+    """The faults of directories in our own file, and those of them that are tolerated."""
+    found = _directories(models, project)
+    return [one for one, tolerable in found if not tolerable], [one for one, tolerable in found if tolerable]
+
+
+def _directories(models: shapes.Models, project: str | None) -> list[tuple[Problem, bool]]:
+    """Directories of projects that are not what they must be, and whether a run in `project` can do without."""
+    found: list[tuple[Problem, bool]] = []
     seen: set[str] = set()
     for one in models.projects:
         fault = files.directory_fault(one.directory)
-        if fault is None and one.directory in seen:
-            fault = "must not be the directory of another project"
+        # What a link leads to is asked for by its own name, and would not have what is written for it.
+        tolerable = files.is_place(one.directory) and (project is None or path.realpath(one.directory) != project)
+        if one.directory in seen:
+            fault, tolerable = "must not be the directory of another project", False
         seen.add(one.directory)
         if fault is not None:
-            found.append(Problem(models.file, f"{one.key}.directory", fault))
+            found.append((Problem(models.file, f"{one.key}.directory", fault), tolerable))
     return found

@@ -7,6 +7,7 @@ number is a number, and an unknown key is refused. What the original's file has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from os import path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -16,7 +17,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from agent_intercom.orchestration import contract, environment
 from agent_intercom.orchestration.config import packaged, shapes
-from agent_intercom.orchestration.config.shapes import PROFILE_VARIABLE, Problem
+from agent_intercom.orchestration.config.shapes import PROFILE_VARIABLE, Problem, suggestion
 
 MAX_PROFILES = 16
 MAX_PROJECTS = 64
@@ -286,10 +287,7 @@ def profile_variable(environ: Mapping[str, str]) -> tuple[str | None, list[Probl
 
 def problems(error: ValidationError, file: str, model: type[BaseModel]) -> list[Problem]:
     """Every fault that pydantic found in a file, in our words."""
-    return [
-        Problem(file, key_text(entry["loc"]), _rule(entry["type"], entry.get("ctx", {}), entry["loc"], model))
-        for entry in error.errors(include_url=False, include_input=False)
-    ]
+    return [Problem(file, key_text(entry["loc"]), _rule(entry, model)) for entry in error.errors(include_url=False)]
 
 
 def key_text(location: Sequence[str | int]) -> str:
@@ -323,10 +321,16 @@ _RULES = {
 }
 
 
-def _rule(kind: str, context: Mapping[str, Any], location: Sequence[str | int], model: type[BaseModel]) -> str:
+def _rule(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """The rule that a value breaks. Of the value nothing is said but what a name was probably meant to be."""
+    kind, context, location = entry["type"], entry.get("ctx", {}), entry["loc"]
     if kind == "extra_forbidden":
-        return f"unknown key; known here: {', '.join(_known(model, location[:-1]))}"
-    return _RULES.get(kind, "has a value that is not allowed").format_map(context)
+        known = list(_known(model, location[:-1]))
+        return f"unknown key; known here: {', '.join(known)}{suggestion(str(location[-1]), known)}"
+    rule = _RULES.get(kind, "has a value that is not allowed").format_map(context)
+    if kind == "literal_error" and isinstance(entry["input"], str):
+        rule += suggestion(entry["input"], re.findall("'([^']*)'", context["expected"]))
+    return rule
 
 
 def _known(model: type[BaseModel], location: Sequence[str | int]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -12,7 +12,8 @@ from pydantic.alias_generators import to_camel
 from agent_intercom.host import privatefiles
 from agent_intercom.orchestration import budget
 from agent_intercom.orchestration.config import files, model, shapes
-from agent_intercom.orchestration.config.shapes import ORIGINAL_BUDGET, ORIGINAL_MODELS, Problem
+from agent_intercom.orchestration.config.references import references
+from agent_intercom.orchestration.config.shapes import ORIGINAL_BUDGET, ORIGINAL_MODELS, Problem, suggestion
 from agent_intercom.orchestration.errors import Refusal
 
 _FIRST: Final = ("version", "defaults", "roles")
@@ -20,6 +21,9 @@ _SECOND: Final = (*_FIRST, "defaultProfile", "profiles")
 _THIRD: Final = (*_SECOND, "projects")
 _KEYS: Final = {1: _FIRST, 2: _SECOND, 3: _THIRD, 4: _THIRD}
 """Version of a file to its keys. In version 4 a project may have `customRoles` besides."""
+
+_BUDGET_KEYS: Final = (("version", "enforcement", *budget.LEVELS), budget.SCOPES, budget.METRICS)
+"""The keys of a budget policy: of itself, of a level and of a scope."""
 
 _JSON: Final = "must be UTF-8 JSON in which no key stands twice"
 
@@ -42,13 +46,19 @@ class OriginalFile(model.ModelPolicy):
 
 
 def read_models(file: str, project: str | None) -> tuple[shapes.Models, bool, list[Problem]]:
-    """The model policy of `file`, whether the file is there, and what is wrong with it. No file says nothing."""
+    """The model policy of `file`, whether the file is there, and what is wrong with it. No file says nothing.
+
+    With faults, the policy has what the file names nevertheless.
+    """
     nothing = shapes.Models(file=file, kind=ORIGINAL_MODELS)
     value, present, problems = _read(file, project)
     if not present or problems:
         return nothing, present, problems
     parsed, problems = parse(value, file)
-    return nothing if parsed is None else parsed.shape(file, ORIGINAL_MODELS), True, problems
+    if parsed is not None:
+        return parsed.shape(file, ORIGINAL_MODELS), True, []
+    named = value if isinstance(value, dict) else {}
+    return references(named, file, ORIGINAL_MODELS, "defaultProfile"), True, problems
 
 
 def parse(value: Any, file: str) -> tuple[OriginalFile | None, list[Problem]]:
@@ -60,7 +70,7 @@ def parse(value: Any, file: str) -> tuple[OriginalFile | None, list[Problem]]:
         return None, [Problem(file, "version", f"must be one of {', '.join(map(str, _KEYS))}")]
     known = _KEYS[version]
     rule = f"unknown key in version {version}; known here: {', '.join(known)}"
-    found = [Problem(file, str(key), rule) for key in value if key not in known]
+    found = [Problem(file, str(key), rule + suggestion(str(key), known)) for key in value if key not in known]
     if version < max(_KEYS):
         found += _custom_roles(value, file)
     try:
@@ -82,6 +92,17 @@ def read_budget(file: str, project: str | None) -> tuple[shapes.Budget, bool, li
 
 def parse_budget(value: Any, file: str, key: str) -> tuple[budget.Policy | None, list[Problem]]:
     """The budget policy in the value of a JSON text; `key` is where it stands in the file."""
+    unknown = {where: rule for where, rule in _unknown(value) if where}
+    if unknown:
+        value = _without(value, unknown)
+    problems = [Problem(file, _joined(key, where), rule) for where, rule in unknown.items()]
+    for part in _parts(value):
+        try:
+            budget.parse(part)
+        except Refusal as error:
+            problems.append(budget_problem(error, file, key))
+    if problems:
+        return None, problems
     try:
         policy = budget.parse(value)
         budget.merge(budget.PACKAGED, policy)
@@ -90,11 +111,55 @@ def parse_budget(value: Any, file: str, key: str) -> tuple[budget.Policy | None,
     return policy, []
 
 
+def _unknown(value: Any, depth: int = 0, where: str = "") -> Iterator[tuple[str, str]]:
+    """Keys of a policy that there are none of, and the rule that each breaks."""
+    if not isinstance(value, dict) or depth == len(_BUDGET_KEYS):
+        return
+    known = _BUDGET_KEYS[depth]
+    for name, entry in value.items():
+        if name not in known:
+            yield _joined(where, name), f"unknown key; known here: {', '.join(known)}{suggestion(name, known)}"
+        elif depth or name in budget.LEVELS:
+            yield from _unknown(entry, depth + 1, _joined(where, name))
+
+
+def _without(value: Any, keys: Container[str], where: str = "") -> Any:
+    """The same without what is known to be wrong."""
+    if not isinstance(value, dict):
+        return value
+    kept = {name: entry for name, entry in value.items() if _joined(where, name) not in keys}
+    return {name: _without(entry, keys, _joined(where, name)) for name, entry in kept.items()}
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The value of a policy as policies that say one thing each, so that one fault does not hide another."""
+    if not isinstance(value, dict):
+        yield value
+        return
+    yield {name: entry for name, entry in value.items() if name not in budget.LEVELS}
+    for level in budget.LEVELS:
+        scopes = value.get(level, {})
+        for one in _single(scopes):
+            for scope, metrics in one.items() if isinstance(one, dict) else ():
+                yield from ({"version": budget.VERSION, level: {scope: single}} for single in _single(metrics))
+            if not isinstance(one, dict):
+                yield {"version": budget.VERSION, level: one}
+
+
+def _single(table: Any) -> Iterator[Any]:
+    """A table as tables of one entry; what is none, as it is."""
+    yield from ({name: entry} for name, entry in table.items()) if isinstance(table, dict) else (table,)
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
 def budget_problem(error: Refusal, file: str, key: str) -> Problem:
     """A refusal of a budget as a fault of the file that has it."""
     field = "" if error.field == "budget" else error.field
     rule = error.text.removeprefix(f"Budget {error.field} ").removeprefix("Budget ")
-    return Problem(file, ".".join(part for part in (key, field) if part), rule)
+    return Problem(file, _joined(key, field), rule)
 
 
 def _read(file: str, project: str | None) -> tuple[Any, bool, list[Problem]]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from os import path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,9 @@ OFF: Final = "off"
 class Own(NamedTuple):
     """What `orchestrate.toml` says: `file` is empty where there is none, and None where it cannot be used.
 
-    `keys` are the keys that have a value, without those of `[budget]`, as `shapes.Problem` writes them.
+    `content` is what is written there, as far as that is TOML;
+    `keys` are the keys that have a value, without those of `[budget]`, as `shapes.Problem` writes them; `tolerated`
+    the faults that are told and keep no run from starting.
     """
 
     file: model.OrchestrateFile | None
@@ -30,6 +32,8 @@ class Own(NamedTuple):
     keys: frozenset[str]
     present: bool
     problems: list[Problem]
+    tolerated: Sequence[Problem] = ()
+    content: Mapping[str, Any] | None = None
 
     def counted(self) -> tuple[str, ...]:
         """What the file counts for."""
@@ -69,9 +73,9 @@ def parse(value: Mapping[str, Any], name: str) -> Own:
     try:
         file = model.OrchestrateFile.model_validate(value)
     except ValidationError as error:
-        return Own(None, None, frozenset(), True, model.problems(error, name, model.OrchestrateFile) + problems)
-    problems += _check_bridge(file, name)
-    return Own(file, policy, frozenset(_keys(value)), True, problems)
+        problems = model.problems(error, name, model.OrchestrateFile) + problems
+        return Own(None, None, frozenset(), True, problems, content=value)
+    return Own(file, policy, frozenset(_keys(value)), True, problems, _check_bridge(file, name), value)
 
 
 def _budget(value: Any, name: str) -> tuple[budget.Policy | None, list[Problem]]:

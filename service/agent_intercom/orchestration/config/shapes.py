@@ -6,7 +6,7 @@ Paths are absolute. A key is written as a person looks for it in the file: `proj
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -152,6 +152,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     passed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     retention: Retention = Retention()
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """What somebody who wrote `word` where one of `known` belongs may have meant, for the end of a text."""
+    import difflib  # only where something is wrong
+
+    found = difflib.get_close_matches(word[:MAX_NAME], list(known), 1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def name_fault(value: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from agent_intercom.cli.orchestrate.answer import ERROR, EXITS, INVALID_ARGUMENTS, CommandFailure, way_out
 from agent_intercom.orchestration import runs
+from agent_intercom.orchestration.contract import Code
 from agent_intercom.orchestration.errors import Refusal
 
 _BY_FIELD: Final = {
@@ -20,6 +21,9 @@ _BY_FIELD: Final = {
     "root": "`{program} doctor` tells more.",
     "directory": "`{program} doctor` tells more.",
 }
+_DATABASE: Final = (
+    "Its files stay in {directory}, where its workers' sessions can be read; `{program} list --all` shows other runs."
+)
 _UNREADABLE: Final = "Other runs can be read all the same; `{program} list --all` shows them."
 
 
@@ -30,12 +34,21 @@ def resolved(options: argparse.Namespace, *, live_only: bool = False) -> runs.En
 
 
 @contextlib.contextmanager
-def ways_out(options: argparse.Namespace) -> Iterator[None]:
-    """Make a Refusal of what is inside a CommandFailure with the way out: what shows the ids that there are."""
+def ways_out(options: argparse.Namespace, entry: runs.Entry | None = None) -> Iterator[None]:
+    """Make a Refusal of what is inside a CommandFailure with the way out: what shows the ids that there are.
+
+    With an `entry`, its database is what is read inside: a fault of that names the run.
+    """
     try:
         yield
     except Refusal as refusal:
         code = refusal.code if refusal.code in EXITS else ERROR
+        if entry is not None and not refusal.field and code in {ERROR, Code.BROKER_NOT_READY}:
+            hint = way_out(code, options.program) or _DATABASE.format(
+                directory=entry.directory, program=options.program
+            )
+            text = f"the state of {entry.session}, {entry.run_id} cannot be read: {refusal.text}"
+            raise CommandFailure(code, text, hint) from refusal
         raise CommandFailure(code, refusal.text, _way_out(code, refusal, options)) from refusal
 
 

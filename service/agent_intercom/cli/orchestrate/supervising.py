@@ -35,13 +35,14 @@ def _data(options: argparse.Namespace) -> JsonObject:
     if operation == "runs":
         return api.runs_of(session, roots, options.limit)
     entry = runs.find(session, options.run, roots)
-    if operation == "snapshot":
-        return api.snapshot_of(entry)
-    if operation == "usage":
-        return api.usage(entry, options.limit)
-    if operation == "events":
-        return api.events(entry, options.role, options.cursor, options.limit)
-    return api.command(entry, options.role, options.command_id)
+    with ways_out(options, entry):
+        if operation == "snapshot":
+            return api.snapshot_of(entry)
+        if operation == "usage":
+            return api.usage(entry, options.limit)
+        if operation == "events":
+            return api.events(entry, options.role, options.cursor, options.limit)
+        return api.command(entry, options.role, options.command_id)
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:

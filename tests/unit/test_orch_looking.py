@@ -45,6 +45,9 @@ STATUS = {
     "broker_unit",
     "workers",
     "budget_exceeded",
+    "budget_crossed",
+    "external",
+    "sessions",
     "awaited",
     "next",
 }
@@ -236,11 +239,12 @@ def test_status(home: Home, runs: Runs) -> None:
     assert told[0].startswith(f"run: {SESSION}, {ID}, lives") and told[1] == "unit: orchestrate@u1.service"
     assert any(line.startswith("state: active, round 2, single flow") for line in told)
     assert "tokens: 141 of 1.0k, 4 calls, cost 0.2500" in told
-    assert "over budget: implementer (nothing is stopped by it)" in told
+    assert "over budget: implementer, warning: operational tokens 130 of 100 (nothing is stopped by it)" in told
     assert "probe: skips this round (probe-docs)" in told
     assert "guardrail: implementer, warning: provider calls 5 of 4 (nothing is stopped by it)" in told
-    assert [line.split()[0] for line in told[-5:-1]] == ["ROLE", "implementer", "reviewer", "probe"]
-    assert "approved r1" in told[-4] and "changes requested r1" in told[-3]
+    assert [line.split()[0] for line in told[-6:-2]] == ["ROLE", "implementer", "reviewer", "probe"]
+    assert "approved r1" in told[-5] and "changes requested r1" in told[-4]
+    assert told[-2].startswith(f"sessions: {directory}/sessions/ROLE ")
     assert told[-1].startswith("now: implementer at work (since ")
 
 
@@ -296,7 +300,7 @@ def test_what_a_person_does_next(
         told = home.call("status").out
         listed = home.call("list").out
     assert (found["awaited"][0]["role"], found["awaited"][0]["what"]) == awaited
-    [step] = found["next"]
+    step = found["next"][0]
     assert step["command"].startswith(command) and f"next: {step['why']}: {command}" in told
     phrase = standing.Awaited(*awaited, None).phrase
     assert phrase.startswith("waiting for a person") and phrase in listed and f"now: {phrase}" in told
@@ -314,7 +318,7 @@ def test_a_run_that_is_ready(home: Home, runs: Runs) -> None:
 @pytest.mark.parametrize("down", [True, False])
 def test_a_worker_that_has_ended_can_be_started_again(down: bool) -> None:
     away = [standing.Awaited("reviewer", standing.CONNECTION, None)]
-    gone = {"reviewer"} if down else {"implementer"}
+    gone = {"reviewer"} if down else set()
     found = list(steps.steps(away, "s", "orchestrate", ready=False, down=gone, new_id=""))
     assert [each["command"] for each in found] == (["orchestrate restart s --role reviewer --yes"] if down else [])
 
@@ -427,7 +431,7 @@ def test_usage(home: Home, runs: Runs) -> None:
         ["probe", "0"],
         ["all", "4"],
     ]
-    assert [line.split()[:4] for line in told[8:10]] == [
+    assert [line.split()[:4] for line in told[9:11]] == [
         ["1", "implementer", "implementation", "2"],
         ["1", "reviewer", "review", "-"],
     ]

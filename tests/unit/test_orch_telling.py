@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import apsw
 import pytest
 
-from agent_intercom.cli.orchestrate import steps
-from agent_intercom.orchestration import rootscan, rows, standing
+from agent_intercom.cli.orchestrate import looking, steps
+from agent_intercom.orchestration import budget, rootscan, rows, standing
 from agent_intercom.orchestration.store import Store
 from tests.unit.orchcli import Home
+from tests.unit.orchrows import role
 from tests.unit.orchruns import ID, SPECIALIST, WORKING, Alive, make
 
 TEAM = ("implementer", "reviewer", "probe")
@@ -86,7 +88,7 @@ def test_what_a_database_holds_steers_no_terminal(home: Home, runs: Runs, sql: s
 
 
 def test_no_command_is_suggested_for_a_role_that_nobody_has() -> None:
-    found = [standing.Awaited(role, standing.MESSAGE, None) for role in ("reviewer", "rev;rm -rf ~", EVIL)]
+    found = [standing.Awaited(name, standing.MESSAGE, None) for name in ("reviewer", "rev;rm -rf ~", EVIL)]
     told = list(steps.steps(found, "s", "orchestrate", ready=False, down=(), new_id=""))
     assert [each["command"] for each in told] == ["orchestrate send s --role reviewer --message TEXT"]
     told = list(steps.steps(found[:1], "a b", "orchestrate", ready=True, down=(), new_id=""))
@@ -125,3 +127,145 @@ def test_a_session_that_cannot_be_read_hides_no_other(
     assert [each["session"] for each in listed["issues"]] == ["shut"]
     assert home.json("status", "open").envelope["success"]
     assert home.json("status", "shut").error[0] == "orchestration_error"
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["events"], ["usage"], ["supervisor", "snapshot"], ["supervisor", "usage"]], ids=" ".join
+)
+def test_a_fault_of_a_database_names_the_run(home: Home, runs: Runs, words: list[str]) -> None:
+    directory = runs.make()
+    (directory / "broker.sqlite3").write_text("no database" * 99)
+    code, text = home.json(*words, SESSION).error
+    assert code == "orchestration_error"
+    assert text.startswith(f"the state of {SESSION}, {ID} cannot be read: Broker database is damaged. ")
+    assert str(directory) in text and "`orchestrate list --all`" in text
+    (directory / "broker.sqlite3").unlink()
+    code, text = home.json(*words, SESSION).error
+    assert code == "broker_not_ready" and text.startswith(f"the state of {SESSION}, {ID} cannot be read: ")
+    assert "`orchestrate doctor`" in text
+
+
+POLICY = budget.merge(
+    budget.PACKAGED,
+    budget.overrides(
+        [
+            "warning.role.provider_calls=1",
+            "warning.role.cost_total=0.1",
+            "hard.role.cost_total=0.2",
+            "hard.run.output_tokens=19",
+            "warning.assignment.context_percent=20",
+            "warning.run.operational_tokens=off",
+            "warning.role.operational_tokens=off",
+            "warning.assignment.provider_calls=4",
+        ]
+    ),
+)
+
+
+def test_every_threshold_that_is_crossed_is_told(home: Home, runs: Runs) -> None:
+    directory = runs.make(SESSION, ID, rows.Meta(key="budget_policy", value=budget.to_json(POLICY)))
+    with runs.alive(directory):
+        found = home.json("status").data
+        told = home.call("status").out.splitlines()
+        listed = home.call("list").out
+        used = home.call("usage").out
+    assert found["budget_exceeded"] == ["run", "implementer"]
+    assert [tuple(each[key] for key in budget.Crossed._fields) for each in found["budget_crossed"]] == [
+        ("run", None, "hard", "output_tokens", 20, 19),
+        ("role", "implementer", "warning", "provider_calls", 3, 1),
+        ("role", "implementer", "hard", "cost_total", 0.25, 0.2),
+        ("assignment", "implementer", "warning", "context_percent", 20.0, 20),
+    ]
+    lines = [line for line in told if line.startswith("over budget: ")]
+    assert lines == [
+        "over budget: run, hard: output tokens 20 of 19 (nothing is stopped by it)",
+        "over budget: implementer, warning: provider calls 3 of 1 (nothing is stopped by it)",
+        "over budget: implementer, hard: cost total 0.2500 of 0.2000 (nothing is stopped by it)",
+        "over budget: implementer's assignment, warning: context percent 20% of 20% (nothing is stopped by it)",
+    ]
+    assert all(line in used for line in lines) and "141!" in listed
+    # The contract's flags are about soft budgets of tokens, and stay so.
+    assert not any(row["soft_budget_exceeded"] for row in found["broker"]["roles"] if row["role"] != "implementer")
+
+
+def test_the_reports_tell_what_an_assignment_used(home: Home, runs: Runs) -> None:
+    idle = role("implementer", state="idle", connected=True)
+    policy = budget.overrides(["warning.assignment.input_tokens=50", "warning.assignment.context_tokens=60"])
+    runs.make(SESSION, ID, idle, rows.Meta(key="budget_policy", value=budget.to_json(policy)))
+    found = home.json("status").data["budget_crossed"]
+    assert [(each["scope"], each["role"], each["metric"]) for each in found] == [
+        ("assignment", "implementer", "input_tokens"),
+        ("assignment", "implementer", "context_tokens"),
+    ]
+
+
+def test_of_a_policy_that_is_damaged_the_soft_budgets_are_left(home: Home, runs: Runs) -> None:
+    runs.make(SESSION, ID, rows.Meta(key="budget_policy", value=DEEP))
+    assert home.json("status", SESSION).data["budget_exceeded"] == ["implementer"]
+
+
+def units(monkeypatch: pytest.MonkeyPatch, **roles: str) -> None:
+    """What the service manager says of workers, whose launchers have done their part."""
+    common = {"generation": 1, "unit": "x.service", "sub": "", "pid": 0, "result": "signal", "status_text": "launched"}
+    found = [{**common, "role": name, "active": active} for name, active in roles.items()]
+    monkeypatch.setattr(looking, "_units", lambda entry: (None, found))
+
+
+@pytest.mark.parametrize("state", ["active", "ready", "uncertain"])
+def test_a_worker_that_was_killed(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    idle = [role(name, state="idle", connected=True) for name in ("implementer", "probe")]
+    gone = role("reviewer", state="uncertain" if state == "uncertain" else "disconnected")
+    directory = runs.make(SESSION, ID, rows.Meta(key="workflow_state", value=state), *idle, gone)
+    units(monkeypatch, implementer="active", reviewer="failed", probe="active")
+    with runs.alive(directory):
+        found = home.json("status").data
+        told = home.call("status").out
+        _, row = home.call("list").out.splitlines()
+    assert "worker: reviewer failed, signal\n" in told
+    assert found["next"][0]["command"] == f"orchestrate restart {SESSION} --role reviewer --yes"
+    assert row.removesuffix(str(home.project)).rstrip()[-1].isalpha() and "reviewer" in row
+
+
+def test_where_words_can_be_read(home: Home, runs: Runs) -> None:
+    waiting = role("implementer", state="waiting", connected=True, active_assignment_id="b" * 32)
+    directory = runs.make(SESSION, ID, rows.Meta(key="workflow_state", value="needs_attention"), waiting)
+    sessions = directory / "sessions"
+    for name in ("implementer", "reviewer"):
+        (sessions / name).mkdir(parents=True)
+    for name in ("2026-01_a.jsonl", "2026-02_b.jsonl", "x"):
+        (sessions / "implementer" / name).touch()
+    with runs.alive(directory):
+        told = home.call("status").out.splitlines()
+        found = home.json("status").data["sessions"]
+    assert f"sessions: {sessions}/ROLE has what the agent of a role said and did" in told
+    assert f"read: why implementer stopped without a report: {sessions}/implementer/2026-02_b.jsonl" in told
+    assert f"read: what the reviewer said: {sessions}/reviewer" in told
+    assert found["implementer"] == f"{sessions}/implementer/2026-02_b.jsonl" and found["probe"] == f"{sessions}/probe"
+
+
+def test_a_worker_of_somebody_else(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = runs.make(SESSION, ID, role("reviewer", state="disconnected", generation=3))
+    path = directory / "manifest.json"
+    record = json.loads(path.read_text())
+    for name, entry in record["roles"].items():
+        entry["harness"] = "external" if name == "reviewer" else "pi"
+    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    units(monkeypatch, implementer="active", probe="active")
+    with runs.alive(directory) as alive:
+        told = home.call("status").out
+        found = home.json("status").data
+    assert "away, g3, external" in told and "reviewer" not in found["sessions"]
+    assert f"it connects to {alive.path} as generation 3, with the token in {directory}/reviewer.token" in told
+    assert "restart" not in told
+
+
+def test_a_worker_on_its_way_is_not_away(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = [role(name, state="disconnected") for name in TEAM]
+    directory = runs.make(SESSION, ID, *away, rows.Meta(key="workflow_state", value="connecting"))
+    units(monkeypatch, implementer="active", probe="activating", reviewer="failed")
+    with runs.alive(directory):
+        cells = {line.split()[0]: line for line in home.call("status").out.splitlines()}
+        assert "starting, g1" in cells["implementer"] and "starting, g1" in cells["probe"]
+        assert "disconnected" not in cells["implementer"] and "away, g1" in cells["reviewer"]
+        change(directory, rows.Meta(key="workflow_state", value="active"))
+        assert "starting" not in home.call("status").out

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     enforcement: str | None = None
     warning: Thresholds
     hard: Thresholds
+
+
+class Crossed(NamedTuple):
+    """A threshold that was crossed; of two for the same thing, the hard one. `role` is None for the scope `run`."""
+
+    scope: str
+    role: str | None
+    level: str
+    metric: str
+    observed: Number
+    threshold: Number
 
 
 PACKAGED: Final = Policy(
@@ -153,6 +164,27 @@ def soft_tokens(policy: Policy) -> tuple[int, int]:
     """The warning thresholds of a role's and of the run's operational tokens; 0 where there is none."""
     role, run = (policy.warning.get(scope, {}).get("operational_tokens") for scope in ("role", "run"))
     return int(role or 0), int(run or 0)
+
+
+def crossed(
+    policy: Policy, measured: Iterable[tuple[str, str | None, Mapping[str, Number | None]]]
+) -> Iterator[Crossed]:
+    """Every threshold that `measured` crosses: scope, role and what was observed, by metric.
+
+    What is None or absent is not known, and crosses nothing. An assignment crosses a threshold that it reaches, as the
+    worker bridge has it; a role and a run cross one that they exceed, as their soft budgets do.
+    """
+    levels = tuple(reversed(tuple(zip(LEVELS, (policy.warning, policy.hard), strict=True))))
+    for scope, role, observed in measured:
+        for metric in METRICS:
+            value = observed.get(metric)
+            for level, thresholds in levels:
+                limit = thresholds.get(scope, {}).get(metric)
+                if value is None or limit is None:
+                    continue
+                if value > limit or (scope == "assignment" and value == limit):
+                    yield Crossed(scope, role, level, metric, value, limit)
+                    break
 
 
 def _thresholds(value: object, level: str) -> Thresholds:

@@ -8,13 +8,14 @@ is empty. Functions raise Refusal `orchestration_error` for what a broker cannot
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from agent_intercom.orchestration import contract, policies, rows
+from agent_intercom.orchestration import budget, contract, policies, rows
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Manifest, RoleRecord
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agent_intercom.orchestration.reader import Overview
 
 JsonObject: TypeAlias = dict[str, Any]
+Measures: TypeAlias = dict[str, budget.Number | None]
 
 ACTIVITIES: Final = frozenset({"thinking", "streaming", "tool", "reporting"})
 """What a worker can be at while it works (section 2.6)."""
@@ -192,6 +194,63 @@ def soft_tokens(meta: Mapping[str, str]) -> tuple[int, int]:
     return _count(meta.get("soft_role_tokens", "0"), "soft_role_tokens"), _count(
         meta.get("soft_total_tokens", "0"), "soft_total_tokens"
     )
+
+
+def crossed(overview: Overview) -> list[budget.Crossed]:
+    """Every threshold of the run's budget that is crossed as far as its database tells, of the run, then by role.
+
+    What a worker bridge reported itself is left out: it is among the `assignment_guardrails`.
+    """
+    told = {(fact.role, fact.level, fact.metric) for fact in overview.guardrails}
+    found = budget.crossed(_budget(overview.meta), _measured(overview))
+    return [each for each in found if each.scope != "assignment" or (each.role, each.level, each.metric) not in told]
+
+
+def over(overview: Overview) -> list[str]:
+    """Who crossed a threshold: `run`, and roles."""
+    return list(dict.fromkeys(each.role or "run" for each in crossed(overview)))
+
+
+def _budget(meta: Mapping[str, str]) -> budget.Policy:
+    """The policy of a run; where none is retained that can be read, its soft budgets only."""
+    with contextlib.suppress(Refusal):
+        return budget.from_json(meta.get("budget_policy", ""))
+    role, total = soft_tokens(meta)
+    soft: budget.Thresholds = {
+        "run": {"operational_tokens": total or None},
+        "role": {"operational_tokens": role or None},
+    }
+    return budget.Policy(warning=soft, hard={})
+
+
+def _measured(overview: Overview) -> Iterable[tuple[str, str | None, Measures]]:
+    roles = {role.role: _measures(role.usage) for role in overview.roles}
+    # What one role does not tell makes the sum too small at most; contexts are not summed, the fullest one counts.
+    run: dict[str, budget.Number | None] = {}
+    for metric in budget.METRICS:
+        known = [value for each in roles.values() if (value := each[metric]) is not None]
+        together = max if metric in _CONTEXT else sum
+        run[metric] = together(known) if known else None
+    yield "run", None, run
+    for role in overview.roles:
+        yield "role", role.role, roles[role.role]
+        report = overview.reports.get(role.role)
+        if role.role not in overview.active:
+            if report is not None and report.usage is not None:
+                yield "assignment", role.role, _measures(report.usage)
+        elif report is None:
+            # It is the first one: all that the role used is its.
+            yield "assignment", role.role, roles[role.role]
+        else:
+            yield "assignment", role.role, {m: v for m, v in roles[role.role].items() if m in _CONTEXT}
+
+
+def _measures(used: rows.Usage) -> Measures:
+    """What was used, by metric of a budget."""
+    found = {name: getattr(used, name) for name in budget.METRICS if name in used.__struct_fields__}
+    if isinstance(used, rows.AssignmentUsage) and used.peak_context_tokens is not None:
+        found["context_tokens"] = max(used.peak_context_tokens, used.context_tokens or 0)
+    return {**found, "operational_tokens": operational(used)}
 
 
 def _role(role: rows.Role, overview: Overview, soft: int) -> JsonObject:

@@ -118,6 +118,11 @@ def may_continue(shown: Snapshot) -> bool:
     return waits and not unsettled(shown)
 
 
+def away(shown: Snapshot) -> list[str]:
+    """The roles whose worker is not connected."""
+    return [row["role"] for row in shown["roles"] if not row["connected"]]
+
+
 def doubted(row: Snapshot) -> bool:
     """Whether it is uncertain what a role got or did."""
     assignment = row["assignment"]

@@ -18,7 +18,7 @@ from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonOb
 from agent_intercom.cli.orchestrate.resolving import resolved, ways_out
 from agent_intercom.cli.orchestrate.steps import steps as next_steps
 from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot, standing, tmux
-from agent_intercom.orchestration.contract import Workflow
+from agent_intercom.orchestration.contract import REVIEWER, Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import count, words
 
@@ -73,9 +73,11 @@ def _list(options: argparse.Namespace) -> Answer:
 def status(options: argparse.Namespace) -> Answer:
     """`status`: where a run stands, whether it lives or not."""
     entry = resolved(options)
-    with ways_out(options):
+    with ways_out(options, entry):
         overview, availability = _overview(entry)
         shown = None if overview is None else snapshot.broker(overview)
+        crossed = [] if overview is None else snapshot.crossed(overview)
+        over = [] if overview is None else snapshot.over(overview)
     lives = entry.unit is not None or runs.in_tmux(entry, os.environ)
     broker_unit, workers = _units(entry)
     waiting = standing.awaited(shown, _begun(overview)) if shown and overview and lives else []
@@ -107,7 +109,10 @@ def status(options: argparse.Namespace) -> Answer:
         "live": lives,
         "broker_unit": broker_unit,
         "workers": workers,
-        "budget_exceeded": _over_budget(shown),
+        "budget_exceeded": over,
+        "budget_crossed": [each._asdict() for each in crossed],
+        "external": _external(entry),
+        "sessions": _sessions(entry, shown, waiting),
         "awaited": [each._asdict() for each in waiting],
         "next": steps,
     }
@@ -126,7 +131,7 @@ def events(options: argparse.Namespace) -> Answer:
     if entry.manifest.coordination is None:
         hint = f"`{options.program} status {entry.session}` tells what is known of it."
         raise CommandFailure("orchestration_error", "the run is too old to have events of a broker", hint)
-    with ways_out(options):
+    with ways_out(options, entry):
         found = reader.event_pages(entry.database, dict.fromkeys(streams, options.after), options.limit)
     together = sorted((each for page in found.pages.values() for each in page.events), key=lambda each: each.sequence)
     page = together[: options.limit]
@@ -154,8 +159,11 @@ def usage(options: argparse.Namespace) -> Answer:
     from agent_intercom.orchestration import supervisor
 
     entry = resolved(options)
-    with ways_out(options):
+    with ways_out(options, entry):
         data = supervisor.usage(entry, options.limit)
+        overview, _ = _overview(entry)
+        crossed = [] if overview is None else snapshot.crossed(overview)
+    data["budget_crossed"] = [each._asdict() for each in crossed]
     return Answer(data, telling.usage_lines(data))
 
 
@@ -210,9 +218,12 @@ def _cells(overview: reader.Overview, dashboard: JsonObject, lives: bool) -> tup
     """State, round, tokens, and who has to do what."""
     shown = snapshot.broker(overview)
     tokens = count(dashboard["usage"]["operational_tokens"])
-    if _over_budget(shown):
+    if snapshot.over(overview):
         tokens += "!"
-    now = standing.told(standing.awaited(shown)) if lives else ""
+    now = ""
+    if lives:
+        away = standing.away(shown)
+        now = standing.told(standing.awaited(shown)) or (f"{', '.join(away)} away" if away else "")
     return words(dashboard["workflow"]["state"]), str(dashboard["workflow"]["round"]), tokens, now
 
 
@@ -256,6 +267,35 @@ def _down(entry: runs.Entry, workers: Sequence[JsonObject] | None) -> set[str]:
     return ours - {worker["role"] for worker in workers if worker["active"] in {"active", "activating", "reloading"}}
 
 
+def _external(entry: runs.Entry) -> dict[str, JsonObject]:
+    """By role, what whoever starts its worker needs: the address, and the file with the token."""
+    return {
+        name: {"socket": _socket(entry), "token_file": os.path.join(entry.directory, f"{name}.token")}
+        for name, role in entry.manifest.roles.items()
+        if role.harness == harness.EXTERNAL
+    }
+
+
+def _sessions(
+    entry: runs.Entry, shown: Mapping[str, Any] | None, waiting: Sequence[standing.Awaited]
+) -> dict[str, str]:
+    """By role, where what its agent said can be read: the directory, and of roles that are to be read, the file."""
+    found = {name: role.session_dir for name, role in entry.manifest.roles.items() if role.harness != harness.EXTERNAL}
+    wanted = {each.role for each in waiting if each.by_person}
+    if shown is not None and shown["workflow"]["state"] in {Workflow.READY, Workflow.NEEDS_ATTENTION}:
+        wanted.add(REVIEWER)
+    return {name: _newest_file(place) if name in wanted else place for name, place in found.items()}
+
+
+def _newest_file(directory: str) -> str:
+    """An agent's newest session, whose name begins with the time; the directory where it has none yet."""
+    try:
+        names = [name for name in os.listdir(directory) if name.endswith(".jsonl")]
+    except OSError:
+        return directory
+    return os.path.join(directory, max(names)) if names else directory
+
+
 def _socket(entry: runs.Entry) -> str | None:
     """Where observers connect to; None where nobody listens, or another program's broker does."""
     return None if entry.unit is None else runtime.socket_path(runtime.runtime_dir(os.environ), entry.unit)
@@ -268,14 +308,6 @@ def _files(directory: str) -> tuple[list[str], bool]:
     except OSError:
         return [], False
     return names[:MAX_FILES], len(names) > MAX_FILES
-
-
-def _over_budget(shown: Mapping[str, Any] | None) -> list[str]:
-    """Whose tokens are over their soft budget: `run`, and roles."""
-    if shown is None:
-        return []
-    run = ["run"] if shown["usage"]["soft_total_budget_exceeded"] else []
-    return run + [row["role"] for row in shown["roles"] if row["soft_budget_exceeded"]]
 
 
 def _fields(event: Any) -> JsonObject:

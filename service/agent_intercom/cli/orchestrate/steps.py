@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 
 from agent_intercom.cli.orchestrate.answer import JsonObject
@@ -14,26 +14,27 @@ from agent_intercom.orchestration.standing import Awaited
 
 
 def steps(
-    found: Iterable[Awaited], session: str, program: str, *, ready: bool, down: Container[str], new_id: str
+    found: Iterable[Awaited], session: str, program: str, *, ready: bool, down: Collection[str], new_id: str
 ) -> Iterator[JsonObject]:
     """What a person can do next: `why`, and the `command` line.
 
-    `down` are the roles whose worker's unit has ended; `new_id` is an id that no command has had.
+    `down` are the roles whose worker we host and whose unit has ended; `new_id` is an id that no command has had.
     """
     name = shlex.quote(session)
+    missing = [role for role in ROLES if role in down]
+    for role in missing:
+        yield _step(f"to start {role} again", f"{program} restart {name} --role {role} --yes")
     for each in found:
         if each.role not in {None, *ROLES}:
             # Whatever that is, no command takes it.
             continue
         role = each.role or "ROLE"
-        if each.what == standing.MESSAGE:
+        if each.what == standing.MESSAGE and role not in missing:
             yield _step(f"to answer {role}", f"{program} send {name} --role {role} --message TEXT")
         elif each.what == standing.REDELIVERY:
             yield _step("to hand it over again, once seen", f"{program} redeliver {name} --role {role} --yes")
         elif each.what == standing.CONTINUATION:
             yield _step("to admit one more", continuing(session, program, new_id))
-        elif each.what in {standing.CONNECTION, standing.RESTART} and role in down:
-            yield _step(f"to start {role} again", f"{program} restart {name} --role {role} --yes")
     if ready:
         yield _step("to have something changed", f"{program} send {name} --role {IMPLEMENTER} --message TEXT")
         yield _step("to end the run", f"{program} stop {name} --yes")

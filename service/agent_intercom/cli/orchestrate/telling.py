@@ -13,9 +13,9 @@ from typing import Any, Final, ParamSpec
 
 from agent_intercom.cli.orchestrate.steps import ago
 from agent_intercom.cli.output import printable, table
-from agent_intercom.orchestration.contract import ROLES
+from agent_intercom.orchestration.contract import REVIEWER, ROLES, RoleState, Workflow
 from agent_intercom.orchestration.reader import Overview
-from agent_intercom.orchestration.standing import Awaited
+from agent_intercom.orchestration.standing import MESSAGE, Awaited
 from agent_intercom.tui.view import count, moment, words
 
 _LIST: Final = ("SESSION", "RUN", "STATE", "ROUND", "WORKERS", "TOKENS", "NOW", "PROJECT")
@@ -23,6 +23,11 @@ _ROLE_HEADER: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", 
 _EVENTS: Final = ("NUMBER", "TIME", "ROLE", "EVENT", "ROUND", "STATUS")
 _USED: Final = ("CALLS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOGETHER", "COST")
 _UNTOLD: Final = "-"
+_LAUNCHED: Final = "launched"
+"""What a worker's unit says from the moment on in which its launcher has become the agent."""
+
+_UP: Final = frozenset({"active", "activating", "reloading"})
+_COMING: Final = frozenset({Workflow.STARTING, Workflow.CONNECTING, RoleState.RESTARTING, RoleState.RECOVERING})
 
 _WHY: Final = {
     "legacy-run": "The run is of a time before brokers: nothing more is known of it.",
@@ -82,11 +87,11 @@ def status_lines(
     limit = f" of {count(used['soft_total_tokens'])}" if used["soft_total_tokens"] else ""
     cost = sum(role["cost_total"] for role in shown["roles"])
     yield f"tokens: {count(used['total_tokens'])}{limit}, {_calls(used['provider_calls'])}, cost {cost:.4f}"
-    if data["budget_exceeded"]:
-        yield f"over budget: {', '.join(data['budget_exceeded'])} (nothing is stopped by it)"
+    yield from _budget_lines(data)
     yield from _round_lines(shown)
     roles = sorted(data["roles"], key=lambda role: _place(role["name"]))
     yield from table(_ROLE_HEADER, [_role(role, data, overview, now_ms) for role in roles])
+    yield from _place_lines(data, waiting)
     for each in waiting:
         since = ago(each.since, now_ms)
         yield f"now: {each.phrase}" + (f" (since {since})" if since else "")
@@ -136,6 +141,7 @@ def usage_lines(data: Mapping[str, Any]) -> Iterator[str]:
     yield from table(
         ("ROLE", *_USED, "CONTEXT"), [*rows, ("all", *_used(data["cumulative"]), "")] if len(rows) > 1 else rows
     )
+    yield from _budget_lines(data)
     found = [(role["role"], each) for role in data["roles"] for each in role["assignments"]]
     if not found:
         yield "No assignment has been reported yet."
@@ -177,7 +183,8 @@ def _unit_lines(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"broker: {broker['active']}; the first worker that connects starts it"
     for worker in data["workers"] or ():
         if worker["active"] in {"failed", "inactive"}:
-            text = f": {worker['status_text']}" if worker["status_text"] else ""
+            # What the launcher said before it became the agent is no reason for the agent's end.
+            text = f": {worker['status_text']}" if worker["status_text"] not in {"", _LAUNCHED} else ""
             yield f"worker: {worker['role']} {worker['active']}, {worker['result']}{text}"
 
 
@@ -196,6 +203,47 @@ def _round_lines(shown: Mapping[str, Any]) -> Iterator[str]:
             yield f"guardrail: {role['role']}, {fact['level']}: {what} (nothing is stopped by it)"
 
 
+def _budget_lines(data: Mapping[str, Any]) -> Iterator[str]:
+    """Every threshold that is crossed; the worker's own findings are told elsewhere."""
+    for each in data["budget_crossed"]:
+        who = "run" if each["role"] is None else each["role"]
+        whose = f"{who}'s assignment" if each["scope"] == "assignment" else who
+        what = f"{words(each['metric'])} {_measure(each, 'observed')} of {_measure(each, 'threshold')}"
+        yield f"over budget: {whose}, {each['level']}: {what} (nothing is stopped by it)"
+
+
+def _measure(crossed: Mapping[str, Any], name: str) -> str:
+    metric, value = crossed["metric"], crossed[name]
+    if metric.endswith("_tokens"):
+        return count(int(value))
+    return f"{value:.4f}" if metric == "cost_total" else f"{value:g}%" if metric == "context_percent" else f"{value:,}"
+
+
+def _place_lines(data: Mapping[str, Any], waiting: Sequence[Awaited]) -> Iterator[str]:
+    """Where external workers connect to, and where what was said can be read."""
+    generations = {row["role"]: row["generation"] for row in data["broker"]["roles"]}
+    for role, place in data["external"].items():
+        if place["socket"] is not None:
+            yield (
+                f"external: {role} is started by whoever runs it; it connects to {place['socket']} as generation "
+                f"{generations.get(role, 1)}, with the token in {place['token_file']}"
+            )
+    sessions: Mapping[str, str] = data["sessions"]
+    if sessions:
+        yield f"sessions: {data['paths']['coordination']}/sessions/ROLE has what the agent of a role said and did"
+    for role in [each.role or "" for each in waiting if each.what == MESSAGE and each.role in sessions]:
+        yield f"read: why {role} stopped without a report: {sessions[role]}"
+    if data["broker"]["workflow"]["state"] in {Workflow.READY, Workflow.NEEDS_ATTENTION} and REVIEWER in sessions:
+        yield f"read: what the {REVIEWER} said: {sessions[REVIEWER]}"
+
+
+def _coming(role: str, row: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Whether a worker that is not connected is only on its way: its unit runs, and nobody has missed it yet."""
+    runs = any(worker["role"] == role and worker["active"] in _UP for worker in data["workers"] or ())
+    begins = not _COMING.isdisjoint({data["broker"]["workflow"]["state"], row["state"]})
+    return bool(runs and begins and not row["connected"])
+
+
 def _place(role: str) -> tuple[int, str]:
     """Roles in the order in which they are made, those that nobody knows last."""
     return (ROLES.index(role) if role in ROLES else len(ROLES), role)
@@ -212,16 +260,20 @@ def _role(role: Mapping[str, Any], data: Mapping[str, Any], overview: Overview, 
         work += f", {assignment['state']}"
     report = overview.reports.get(role["name"])
     last = _UNTOLD if report is None else f"{words(report.verdict or report.kind)} r{report.round}"
+    coming = _coming(role["name"], row, data)
+    link = "up" if row["connected"] else "starting" if coming else "away"
+    link += f", g{row['generation']}" + (", external" if role["name"] in data["external"] else "")
+    state = "starting" if coming else words(row["state"])
     soft = shown["usage"]["soft_role_tokens"]
     tokens = count(row["total_tokens"]) + (f" of {count(soft)}" if soft else "")
     return (
         role["name"],
-        f"{'up' if row['connected'] else 'away'}, g{row['generation']}" if data["live"] else _UNTOLD,
-        words(row["state"]) + (f", {words(row['activity'])}" if row["activity"] and active else ""),
+        link if data["live"] else _UNTOLD,
+        state + (f", {words(row['activity'])}" if row["activity"] and active else ""),
         work,
         ago(active.created_at, now_ms) if active and data["live"] else "",
         last,
-        tokens + ("!" if row["soft_budget_exceeded"] else ""),
+        tokens + ("!" if role["name"] in data["budget_exceeded"] else ""),
         _percent(row["context_percent"]),
         _model(role),
     )

@@ -470,7 +470,7 @@ def test_hints_name_the_program_that_was_called(machine: Home, monkeypatch: pyte
     monkeypatch.setenv("AGENT_INTERCOM_CALLED_AS", "pi-tmux-agents")
     make(machine, "a", "old", 40)
     make(machine, "b", "new", 1, begun=False)
-    half = half_made(machine, "a", "20260801T120000Z-42", 3)
+    half_made(machine, "a", "20260801T120000Z-42", 3)
     say(monkeypatch, well(machine, left={"x1": 1, "anew": 1}, failed=["orchestrate-prune.service"]))
     machine.program("pi", "#!/bin/sh\nprintf 'provider model\\n'\n")
     monkeypatch.setattr(tmux, "hosted", lambda environ: {"/somewhere/old/r": "old"})

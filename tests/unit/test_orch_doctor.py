@@ -30,7 +30,7 @@ from tests.unit.test_orch_pruning import half_made, make, place, root_of
 
 VERSION = "257.9-1"
 CONTRACT = {"commands", "tmux", "model_checks", "model_policy", "budget_policy", "paths"}
-MEMBERS = CONTRACT | {"systemd", "runs", "checks"}
+MEMBERS = CONTRACT | {"systemd", "runs", "checks", "checks_total"}
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_what_a_person_reads(machine: Home, monkeypatch: pytest.MonkeyPatch) -> 
     assert said.code == 1
     assert said.err.startswith("orchestrate: failed checks: systemd; systemd: no user service manager answers")
     assert said.err.count("\n") == 1
-    assert "-> loginctl enable-linger, if they" in said.out
+    assert "-> `loginctl enable-linger`, if they" in said.out
 
 
 def test_a_missing_prerequisite_has_data_all_the_same(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_units_that_are_missing_old_or_lead_nowhere(machine: Home, monkeypatch: 
     assert checks(machine)["units"][:2] == ("fail", "not installed: orchestrate@.socket")
     assert machine.json("doctor").envelope["data"]["systemd"]["units_installed"] is False
     say(monkeypatch, good._replace(units={**good.units, "orchestrate@0.socket": {"NeedDaemonReload": True}}))
-    assert checks(machine)["units"][::2] == ("warn", "systemctl --user daemon-reload")
+    assert checks(machine)["units"][::2] == ("warn", "`systemctl --user daemon-reload`")
     assert machine.json("doctor").data["systemd"]["units_current"] is False
     (machine.bin / "orchestrate-worker").unlink()
     say(monkeypatch, good)
@@ -233,8 +233,8 @@ def test_modules_that_are_missing(home: Home, names: str) -> None:
     assert (told["state"], told["text"]) == ("fail", f"missing: {names.replace(',', ', ')}")
     for each in DEPENDENCIES:
         wanted = each.module in names.split(",")
-        assert (f" {each.debian} " in told["wayOut"].replace(";", " ")) is wanted
-        assert (f" {each.pypi} " in told["wayOut"].replace(")", " ")) is wanted
+        assert (f" {each.debian} " in told["wayOut"].replace("`", " ")) is wanted
+        assert (f" {each.pypi} " in told["wayOut"].replace("`", " ")) is wanted
     assert "modules" in message and "report it" not in message
 
 
@@ -258,11 +258,16 @@ def test_the_harness(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_INTERCOM_PI_PACKAGE", "/nowhere")
     told = checks(machine)
     assert told["pi"][0] == told["worker-bridge"][0] == "fail"
+    assert all('[defaults] harness = "external"' in told[name][2] for name in ("pi", "worker-bridge"))
     # That the models cannot be asked for then is no news.
     assert "model" not in told
     machine.config('[defaults]\nharness = "external"\n')
     told = checks(machine)
     assert told["harness"][0] == "ok" and "pi" not in told
+    said = machine.json("doctor").data
+    assert {row["name"] for row in said["commands"]}.isdisjoint({"pi", "pi-bridge"}) and not said["model_checks"]
+    machine.config("".join(f'[roles.{role}]\nharness = "external"\n' for role in ("implementer", "reviewer")))
+    assert "pi" not in checks(machine)
 
 
 def test_models_that_are_not_there(machine: Home) -> None:
@@ -333,7 +338,7 @@ def test_a_run_that_lives_and_cannot_be_read(machine: Home) -> None:
         (run / "manifest.json").write_text("{")
         status, detail, way_out = checks(machine)["run"]
     assert status == "fail" and detail.startswith("team: it lives, and cannot be read")
-    assert way_out == f"look at {run}; to end it: systemctl --user stop orchestrate-teamr1.slice"
+    assert way_out == f"look at {run}; to end it: `systemctl --user stop orchestrate-teamr1.slice`"
 
 
 def test_a_run_that_lives_and_of_which_nobody_can_tell_where(machine: Home) -> None:
@@ -342,7 +347,7 @@ def test_a_run_that_lives_and_of_which_nobody_can_tell_where(machine: Home) -> N
         listener.bind(str(machine.runtime / "agent-intercom/run/x1.sock"))
         listener.listen()
         status, _, way_out = checks(machine)["run"]
-    assert (status, way_out) == ("fail", "to end it: systemctl --user stop orchestrate-x1.slice")
+    assert (status, way_out) == ("fail", "to end it: `systemctl --user stop orchestrate-x1.slice`")
 
 
 def test_what_listens_in_the_file_system_of_somebody_else_is_no_run_of_ours(machine: Home) -> None:
@@ -363,14 +368,14 @@ def test_processes_that_nobody_listens_for(machine: Home, monkeypatch: pytest.Mo
     told = checks(machine)
     assert told["left-running"][:2] == ("fail", "team: 2 processes are left of it, and nobody listens for it")
     assert told["left-running"][2].startswith(
-        "orchestrate stop team --yes; or systemctl --user stop orchestrate-teamr1"
+        "`orchestrate stop team --yes`; or `systemctl --user stop orchestrate-teamr1"
     )
     # That it was not stopped is the same fault.
     assert "stale-place" not in told
     say(monkeypatch, well(machine, left={"unknown1": 1}))
     assert checks(machine)["left-running"][1:] == (
         "run unknown1: 1 process is left of it, and nobody listens for it",
-        "systemctl --user stop orchestrate-unknown1.slice",
+        "`systemctl --user stop orchestrate-unknown1.slice`",
     )
 
 
@@ -487,7 +492,7 @@ def test_units_that_have_failed(machine: Home, monkeypatch: pytest.MonkeyPatch) 
     say(monkeypatch, well(machine, failed=failed))
     status, detail, way_out = checks(machine)["failed-units"]
     assert (status, detail) == ("warn", f"have failed: {failed[0]}, {failed[1]}")
-    assert checks(machine)["prune"][::2] == ("warn", "orchestrate prune --yes tells why")
+    assert checks(machine)["prune"][::2] == ("warn", "`orchestrate prune --yes` tells why")
     assert "systemctl --user reset-failed 'orchestrate*'" in way_out
     assert machine.json("doctor").data["runs"]["failed"] == 1
 
@@ -500,8 +505,8 @@ def test_what_runs_have_left(machine: Home, monkeypatch: pytest.MonkeyPatch) -> 
     stale = make(machine, "c", "stale", 3)
     place(machine, stale)
     told = checks(machine)
-    assert told["startup-files"][1].startswith("1 of the runs that have ended still have their task")
-    assert told["leftovers"][:2] == ("warn", "1 directories belong to no run")
+    assert told["startup-files"][1].startswith("1 run that has ended still has its task")
+    assert told["leftovers"][:2] == ("warn", "1 directory belongs to no run")
     assert told["unreadable"][2] == f"look at {broken}"
     assert told["stale-place"][1].startswith("run cstale was started and not stopped")
     assert f"rm -r {machine.runtime}/agent-intercom/run/cstale" in told["stale-place"][2]
@@ -515,7 +520,7 @@ def test_more_runs_than_the_settings_keep(machine: Home, monkeypatch: pytest.Mon
     make(machine, "a", "old", 40)
     make(machine, "a", "new", 1)
     status, detail, way_out = checks(machine)["retained"]
-    assert status == "warn" and "1 of them are more than the settings keep" in detail
+    assert status == "warn" and detail.startswith("2 runs lie there, ") and "do not keep 1 of them" in detail
     assert "systemctl --user enable --now orchestrate-prune.timer" in way_out
     good = well(machine)
     say(monkeypatch, good._replace(units={**good.units, "orchestrate-prune.timer": {"ActiveState": "active"}}))
@@ -543,7 +548,7 @@ esac
 """
     machine.program("tmux", script)
     monkeypatch.setattr(tmux, "hosted", lambda environ: {"/somewhere/old/r": "old"})
-    assert "1 of the tmux program go on: old" in checks(machine)["tmux-runs"][1]
+    assert "1 run of the tmux program goes on: old" in checks(machine)["tmux-runs"][1]
     expected = {"version": "3.5a", "server_running": True}
     assert machine.json("doctor").data["tmux"] == expected | {"extended_keys": "on", "extended_keys_format": "csi-u"}
 

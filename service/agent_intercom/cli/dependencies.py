@@ -45,7 +45,9 @@ def way_out(lacking: Sequence[Dependency]) -> str:
     """How to get modules that are missing."""
     debian = " ".join(each.debian for each in lacking)
     pypi = " ".join(each.pypi for each in lacking)
-    return f"install them for the Python that runs this (Debian: apt install {debian}; elsewhere: pip install {pypi})"
+    return (
+        f"install them for the Python that runs this (Debian: `apt install {debian}`; elsewhere: `pip install {pypi}`)"
+    )
 
 
 def missing_module(error: ImportError) -> str:

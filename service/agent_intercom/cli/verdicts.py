@@ -13,7 +13,7 @@ from agent_intercom.cli.output import printable
 
 State: TypeAlias = Literal["ok", "warn", "fail", "unknown"]
 
-LOG_IN: Final = "run this in a login session, or have the user manager run without one: loginctl enable-linger"
+LOG_IN: Final = "run this in a login session, or have the user manager run without one: `loginctl enable-linger`"
 
 
 class Check(NamedTuple):
@@ -51,7 +51,7 @@ def lingering(lingers: bool | None, what: str) -> Check:
         case True:
             return Check("lingering", "ok", "the user manager goes on after logout")
         case False:
-            hint = "loginctl enable-linger, if they are to go on while nobody is logged in"
+            hint = "`loginctl enable-linger`, if they are to go on while nobody is logged in"
             return Check("lingering", "warn", f"{what} end with the last logout", hint)
         case None:
             return Check("lingering", "unknown", "cannot be told on this system")

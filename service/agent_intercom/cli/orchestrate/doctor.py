@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from agent_intercom.cli import dependencies, verdicts
 from agent_intercom.cli.dependencies import Dependency
 from agent_intercom.cli.orchestrate.answer import ERROR, MISSING_PREREQUISITE, Answer
 from agent_intercom.cli.verdicts import Check
+
+MAX_CHECKS: Final = 100
+MAX_TEXT: Final = 1024
+"""How many checks `--json` tells, and how much of a text; callers take no more than 256 KiB of an answer."""
 
 _LOOKING: Final = frozenset({"msgspec", "pydantic", "pydantic_settings"})
 """The modules without which neither settings nor runs can be read."""
@@ -44,13 +48,22 @@ def answer(data: dict[str, Any], found: Sequence[Check]) -> Answer:
     """What was found out, and the first fault as the error; one of what runs need comes before all others."""
     failed = [check for check in found if check.failed]
     missing = [check for check in failed if check.needed]
-    data = {**data, "checks": [check.result() for check in found]}
+    data = {**data, "checks": [check.result() for check in _page(found)], "checks_total": len(found)}
     if not failed:
         return Answer(data, verdicts.lines(found))
     first = (missing or failed)[0]
     text = f"failed checks: {verdicts.failed_names(found)}; {first.name}: {first.text}. "
+    # A command begins with a backquote, and stays as it is.
     text += f"{first.way_out[:1].upper()}{first.way_out[1:]}"
     return Answer(data, verdicts.lines(found), (MISSING_PREREQUISITE if missing else ERROR, text))
+
+
+def _page(found: Sequence[Check]) -> Iterator[Check]:
+    """As many checks as a caller takes, in order, those that failed before others, with texts that come to an end."""
+    ranked = sorted(range(len(found)), key=lambda number: (not found[number].failed, number))
+    for number in sorted(ranked[:MAX_CHECKS]):
+        check = found[number]
+        yield check._replace(text=check.text[:MAX_TEXT], way_out=check.way_out[:MAX_TEXT])
 
 
 def _unseen() -> dict[str, Any]:

@@ -75,7 +75,7 @@ def examine(options: argparse.Namespace, modules: Check) -> Answer:
             _settings(settings, program),
             runfindings.live_runs(lying, systemd),
             runfindings.left_running(lying, systemd, program),
-            runfindings.failed_units(systemd, program),
+            runfindings.failed_units(lying, systemd, program),
             _lying(lying, settings, now, systemd, program),
             runfindings.in_tmux(in_tmux, program),
         )

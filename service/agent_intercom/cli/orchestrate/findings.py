@@ -14,7 +14,7 @@ from agent_intercom.cli.orchestrate import config
 from agent_intercom.cli.orchestrate.answer import JsonObject
 from agent_intercom.cli.orchestrate.preparing import needs_pi
 from agent_intercom.cli.place import file_system
-from agent_intercom.cli.verdicts import Check, in_memory, no_manager
+from agent_intercom.cli.verdicts import LOG_IN, Check, in_memory, no_manager
 from agent_intercom.cli.verdicts import lingering as lingering_check
 from agent_intercom.host.manager import Manager, ManagerError, UnitState, lingering
 from agent_intercom.orchestration import hosting, runtime
@@ -34,15 +34,38 @@ _NO_RUN: Final = "0"
 
 _SLICE: Final = re.compile(r"orchestrate-([a-z0-9]{1,32})\.slice", re.ASCII)
 
-_INSTALL: Final = "install the units: make install, or make install-user"
+MAX_PROBLEMS: Final = 20
+"""How many faults of the settings are told; `config check` tells more."""
+
+_INSTALL: Final = "install the units: `make install`, or `make install-user`"
 _LOG_IN: Final = "log in through systemd-logind, or set XDG_RUNTIME_DIR to /run/user/UID"
+
+
+_EXTERNAL: Final = 'where somebody else starts the workers say so there ([defaults] harness = "external")'
+
+_WORKER: Final = re.compile(r"orchestrate-([a-z0-9]{1,32})-([a-z]+)-g(\d{1,9})\.service", re.ASCII)
+
+
+class Worker(NamedTuple):
+    """Whose the unit of a worker is: its run, its role, and which of the role's workers it is."""
+
+    unit: str
+    role: str
+    generation: int
+
+
+def worker(name: str) -> Worker | None:
+    """The worker of a service of that name; None: it is another unit's."""
+    match = _WORKER.fullmatch(name)
+    return Worker(match[1], match[2], int(match[3])) if match else None
 
 
 class Systemd(NamedTuple):
     """What the user's service manager says; `problem` is why it says nothing. `failed` are names of units.
 
     `brokers` has one entry for every run that lives, by its unit id; None: systemd has not loaded its service.
-    `left` has the number of processes of every run that goes on although nobody listens for it.
+    `left` has the number of processes of every run that goes on although nobody listens for it, `workers` the newest
+    generation that is loaded of each role, by unit id and role.
     """
 
     problem: str = ""
@@ -52,6 +75,7 @@ class Systemd(NamedTuple):
     failed: Sequence[str] = ()
     brokers: Mapping[str, hosting.BrokerUnit | None] = {}
     left: Mapping[str, int] = {}
+    workers: Mapping[tuple[str, str], int] = {}
 
     @property
     def reachable(self) -> bool:
@@ -109,9 +133,17 @@ def ask_manager(runtime_dir: str | None) -> Systemd:
                 failed=[state.name for state in states if state.active == "failed"],
                 brokers={each.unit: hosting.broker(manager, each.unit) for each in live},
                 left={} if runtime_dir is None else _left_running(manager, states, runtime_dir),
+                workers=_generations(states),
             )
     except ManagerError as error:
         return Systemd(problem=str(error), lingering=lingering())
+
+
+def _generations(states: Sequence[UnitState]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for each in filter(None, (worker(state.name) for state in states)):
+        found[each.unit, each.role] = max(each.generation, found.get((each.unit, each.role), 0))
+    return found
 
 
 def silent_manager() -> Systemd:
@@ -139,7 +171,7 @@ def _left_running(manager: Manager, states: Sequence[UnitState], runtime_dir: st
 def manager(found: Systemd) -> Iterator[Check]:
     """Whether there is a manager that can host runs, and whether it outlives the login."""
     if not found.reachable:
-        yield no_manager("systemd", found.problem, needed=True)
+        yield no_manager("systemd", found.problem, needed=True)._replace(way_out=_to_a_manager())
     else:
         number = found.version.partition(".")[0].partition(" ")[0]
         old = number.isdecimal() and int(number) < SYSTEMD_FLOOR
@@ -147,6 +179,15 @@ def manager(found: Systemd) -> Iterator[Check]:
         text = f"the user manager answers, {found.version}"
         yield Check("systemd", "fail" if old else "ok", text, hint, needed=True)
     yield lingering_check(found.lingering, "runs")
+
+
+def _to_a_manager() -> str:
+    """How to come to a manager; the address of another bus hides the one that it is on."""
+    if not os.environ.get("DBUS_SESSION_BUS_ADDRESS"):
+        return LOG_IN
+    return (
+        f"{LOG_IN}; or `unset DBUS_SESSION_BUS_ADDRESS`, where that is a bus without it (`dbus-run-session` makes one)"
+    )
 
 
 def units(found: Systemd) -> Iterator[Check]:
@@ -162,7 +203,7 @@ def units(found: Systemd) -> Iterator[Check]:
         yield Check("units", "fail", f"cannot be run: {', '.join(gone)}", "install agent-intercom again", needed=True)
     elif not found.current:
         detail = "unit files were changed since they were loaded"
-        yield Check("units", "warn", detail, "systemctl --user daemon-reload")
+        yield Check("units", "warn", detail, "`systemctl --user daemon-reload`")
     else:
         yield Check("units", "ok", "the units of runs are installed and loaded")
 
@@ -190,8 +231,11 @@ def runtime_directory(environ: Mapping[str, str]) -> Iterator[Check]:
 
 def settings(found: Examined, program: str) -> Iterator[Check]:
     """Whether the configuration is valid, and which of several files counts."""
-    for problem in found.problems:
+    for problem in found.problems[:MAX_PROBLEMS]:
         yield Check("settings", "fail", problem.text, f"correct it; `{program} config check` tells all")
+    if len(found.problems) > MAX_PROBLEMS:
+        text = f"{len(found.problems) - MAX_PROBLEMS} more faults"
+        yield Check("settings", "fail", text, f"`{program} config check` tells them")
     if not found.problems:
         counted = [f"{file.path} ({', '.join(file.counted)})" for file in found.files if file.counted]
         yield Check("settings", "ok", f"valid; what counts: {', '.join(counted) or 'the packaged values'}")
@@ -206,12 +250,13 @@ def programs(made: Plan, program: str | None, package: PiPackage | None) -> Iter
         yield Check("harness", "ok", "every worker is started by somebody else")
         return
     if program is None:
-        hint = "install Pi, or name it in orchestrate.toml ([harness.pi] command)"
+        hint = f"install Pi, or name it in orchestrate.toml ([harness.pi] command), or {_EXTERNAL}"
         yield Check("pi", "fail", f"{made.pi_command} is not in PATH", hint, needed=True)
     else:
         yield Check("pi", "ok", program)
     if package is None:
-        hint = "pi install npm:pi-tmux-orchestrator, or name its file in orchestrate.toml ([harness.pi] bridge)"
+        hint = "`pi install npm:pi-tmux-orchestrator`, or name its file in orchestrate.toml ([harness.pi] bridge), or "
+        hint += _EXTERNAL
         yield Check("worker-bridge", "fail", "the worker bridge of Pi is not there", hint, needed=True)
     else:
         yield Check("worker-bridge", "ok", f"{package.bridge} (version {package.version or 'unknown'})")

@@ -77,6 +77,26 @@ def test_sizes_that_no_terminal_should_have(columns: int, rows: int) -> None:
     assert len(layout.block(busy(), columns, rows, PLAIN)) <= max(rows // 2, 1)
 
 
+@pytest.mark.parametrize("columns", [64, 80, 100, 200])
+@pytest.mark.parametrize("session", ["s", "pi-shop-agents", "pi-" + "x" * 40 + "-agents"])
+def test_the_last_line_tells_whole_how_to_end_the_run(columns: int, session: str) -> None:
+    shown = busy()._replace(session=session)
+    last = layout.render(shown, columns, 24, PLAIN, "orchestrate")[-1]
+    whole = f"orchestrate stop {session} --yes"
+    assert last.startswith(whole) or columns <= len(whole)
+    assert (
+        "attach" not in last
+        and "q return" in last
+        and all(part in {whole, "q return", f"status {session}"} for part in last.split(" | "))
+    )
+
+
+def test_events_fill_the_room_that_there_is() -> None:
+    events = [event(n) for n in range(60)]
+    shown = view.make(snapshot(role("reviewer")), FACTS, events, Life.LIVE)
+    assert sum("report accepted" in line for line in layout.render(shown, 120, 50, PLAIN, "orchestrate")) > 30
+
+
 # The three layouts.
 
 

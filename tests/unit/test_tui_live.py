@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import signal
 import termios
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from agent_intercom.tui.terminal import HEARD, Signals, Size, Terminal, is_scree
 from agent_intercom.tui.text import Style
 from agent_intercom.tui.view import UNAVAILABLE, Life
 from tests.unit import orchrows
+from tests.unit.orchrows import NOW
 from tests.unit.tuistage import FACTS, event, role, snapshot, works
 
 PLAIN = Style(colour=False, unicode=True)
@@ -85,7 +87,7 @@ def test_what_was_known_is_kept_while_nothing_can_be_read() -> None:
     assert (kept.available, kept.state, kept.events) == (False, "active", shown.events)
     again = picture.take(reading(event(7), event(8), event(9), state="ready"))
     assert again.available and again.state == "ready"
-    assert "".join(each.time[-1] for each in again.events) == "12345789"
+    assert "".join(each.time[-1] for each in again.events) == "012345789"
 
 
 def test_a_line_only_for_what_has_changed() -> None:
@@ -288,6 +290,66 @@ def test_only_what_may_be_new_is_a_reason(directory: Path, store: Store) -> None
         reasons()
         directory.rmdir()
         assert any(reasons())
+
+
+def test_that_the_directory_went_is_seen_while_its_files_are_open(directory: Path, store: Store) -> None:
+    source = RunSource(entry(directory), {})
+    with inotify.Inotify() as kernel:
+        source.watch(kernel)
+        held = os.open(directory / "broker.sqlite3", os.O_RDONLY)
+        try:
+            os.unlink(directory / "broker.sqlite3")
+            assert any([source.heard(each) for each in kernel.read()])
+            shutil.rmtree(directory)
+            assert any([source.heard(each) for each in kernel.read()])
+            assert source.read().life is Life.GONE
+        finally:
+            os.close(held)
+
+
+def test_that_the_directory_was_moved_is_seen(directory: Path, store: Store) -> None:
+    source = RunSource(entry(directory), {})
+    with inotify.Inotify() as kernel:
+        source.watch(kernel)
+        (directory.parent / "other").mkdir()
+        (directory.parent / "other").rmdir()
+        assert not any([source.heard(each) for each in kernel.read()])
+        directory.rename(directory.parent / "other")
+        assert any([source.heard(each) for each in kernel.read()])
+        assert source.read().life is Life.GONE
+
+
+def test_which_command_an_event_is_of(directory: Path, store: Store) -> None:
+    store.apply(
+        [
+            rows.Command(
+                id="d" * 32,
+                action="send",
+                role="reviewer",
+                delivery="steer",
+                status="uncertain",
+                received_at=NOW,
+                updated_at=NOW,
+            ),
+            rows.Event(
+                sequence=2,
+                timestamp=NOW,
+                event="control_command",
+                role="reviewer",
+                round=1,
+                delivery_id="d" * 32,
+                status="uncertain",
+            ),
+        ]
+    )
+    assert RunSource(entry(directory), {}).read().commands == {"d" * 32: "send"}
+
+
+def test_signs_of_life_do_not_scroll_by() -> None:
+    told: list[str] = []
+    shown = EventLines(told.append, PLAIN)
+    shown.show(reading(*(event(n, "worker_progress", "tool", role="probe") for n in range(9)), event(9)))
+    assert len(told) == 1 and "report accepted" in told[0]
 
 
 # The terminal.

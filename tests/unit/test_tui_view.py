@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_intercom.orchestration import rows
 from agent_intercom.tui import view
 from agent_intercom.tui.view import Life, Now, Tone, View
 from tests.unit.tuistage import FACTS, event, role, snapshot, used, works
@@ -244,9 +245,33 @@ def test_what_a_status_means(status: str, tone: Tone) -> None:
     assert view.event(event(1, status=status), UTC).tone is tone
 
 
-def test_the_newest_eight_are_shown() -> None:
-    made = view.make(snapshot(role("probe")), FACTS, [event(n) for n in range(20)], Life.LIVE, UTC)
-    assert [each.time[-2:] for each in made.events] == [f"{n:02}" for n in range(12, 20)]
+def test_the_newest_are_shown() -> None:
+    made = view.make(snapshot(role("probe")), FACTS, [event(n) for n in range(130)], Life.LIVE, UTC)
+    assert [each.time for each in made.events] == [f"12:{n // 60:02}:{n % 60:02}" for n in range(30, 130)]
+
+
+def test_of_signs_of_life_the_newest_of_a_role_is_left() -> None:
+    def sign(number: int, role: str) -> rows.Event:
+        return event(number, view.PROGRESS, "tool", role=role)
+
+    found = [sign(1, "probe"), event(2), sign(3, "reviewer"), sign(4, "probe"), event(5), sign(6, "probe")]
+    assert [each.sequence for each in view.folded(found)] == [2, 3, 5, 6]
+
+
+@pytest.mark.parametrize("status", ["accepted", "uncertain", "conflict"])
+def test_a_command_is_told_by_what_it_was(status: str) -> None:
+    row = event(1, "control_command", status, role="reviewer", delivery_id="a" * 32)
+    told = view.event(row, UTC, {"a" * 32: "send"})
+    assert told.what == "command: send"
+    assert told.status.split(":")[0] == {
+        "accepted": "accepted", "uncertain": "not handed over", "conflict": "not taken"
+    }[status]  # fmt: skip
+    assert view.event(row, UTC).what == "control command"
+
+
+def test_who_is_over_a_budget_is_marked() -> None:
+    made = view.make(snapshot(role("probe"), role("reviewer")), FACTS, [], Life.LIVE, UTC, over=["run", "probe"])
+    assert made.over_budget and [each.flags for each in made.roles] == ["", "!"]
 
 
 @pytest.mark.parametrize(

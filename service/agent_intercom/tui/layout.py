@@ -12,7 +12,17 @@ from typing import Final, NamedTuple
 
 from agent_intercom.tui import text
 from agent_intercom.tui.text import Line, Span, Style
-from agent_intercom.tui.view import END_UNSEEN, UNAVAILABLE, EventView, Life, RoleView, Tone, View, words
+from agent_intercom.tui.view import (
+    DIRECTORY_GONE,
+    END_UNSEEN,
+    UNAVAILABLE,
+    EventView,
+    Life,
+    RoleView,
+    Tone,
+    View,
+    words,
+)
 
 PRODUCT: Final = "agent-intercom"
 FULL: Final = (100, 22)
@@ -82,7 +92,7 @@ def _full(view: View, cells: int, rows: int, style: Style, program: str) -> list
         *_now(view, cells, style),
         _rule(cells, style),
     ]
-    hints = [_EMPTY, _hints(view, program)]
+    hints = [_EMPTY, _hints(view, program, cells)]
     room = rows - len(head) - len(hints)
     roles = _shortened(_table(view, cells, style), room, style)
     events = _events(view, room - len(roles) - 2, cells, style)
@@ -92,7 +102,7 @@ def _full(view: View, cells: int, rows: int, style: Style, program: str) -> list
 
 def _compact(view: View, cells: int, rows: int, style: Style, program: str) -> list[Line]:
     head = [_title(view, cells, style), _state(view, style), *_now(view, cells, style)]
-    hints = [_hints(view, program)]
+    hints = [_hints(view, program, cells)]
     room = rows - len(head) - len(hints)
     roles = _shortened(_table(view, cells, style), room, style)
     return [*head, *roles, *_events(view, room - len(roles), cells, style), *hints]
@@ -130,14 +140,14 @@ def _state(view: View, style: Style) -> Line:
     parts: list[Line] = []
     if view.state:
         parts.append([Span(f"{_marker(view.tone, style)} ", view.tone), Span(words(view.state).upper(), view.tone)])
-    if view.life is Life.STOPPED:
-        parts.append([Span("STOPPED", Tone.WARNING)])
+    if view.life.over:
+        parts.append([Span("STOPPED" if view.life is Life.STOPPED else DIRECTORY_GONE, Tone.WARNING)])
     if not view.available:
         parts.append([Span(UNAVAILABLE, Tone.WARNING)])
     if view.round:
         parts.append([Span(f"round {view.round}")])
     if view.over_budget:
-        parts.append([Span("OVER SOFT BUDGET !", Tone.WARNING)])
+        parts.append([Span("OVER BUDGET !", Tone.WARNING)])
     if view.total:
         limit = f" of {view.limit}" if view.limit else ""
         parts.append([Span(f"tokens {view.total}{limit}")])
@@ -172,13 +182,22 @@ def _bar(beat: int, style: Style) -> str:
     return f"LIVE [{empty * place}{mark}{empty * (_BAR - 1 - place)}]"
 
 
-def _hints(view: View, program: str) -> Line:
+def _hints(view: View, program: str, cells: int) -> Line:
+    """What can be done next, whole; what there is no room for is left out, and never cut."""
     name = view.session
-    if view.life is Life.STOPPED or view.host == "tmux":
+    if view.life.over or view.host == "tmux":
         parts = [f"{program} status {name}", "q return"]
     else:
-        parts = ["q return", f"{program} attach {name}", f"status {name}", f"stop {name} --yes"]
-    return text.join([[Span(part, Tone.MUTED)] for part in parts], Span(" | ", Tone.MUTED))
+        parts = [f"{program} stop {name} --yes", "q return", f"status {name}"]
+    between, whole = Span(" | ", Tone.MUTED), list[Line]()
+    for part in parts:
+        cells -= text.width(part)
+        if cells >= 0:
+            whole.append([Span(part, Tone.MUTED)])
+            cells -= text.width(between.text)
+        else:
+            cells += text.width(part)
+    return text.join(whole, between)
 
 
 # Roles.

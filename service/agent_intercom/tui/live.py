@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from agent_intercom.host.inotify import Inotify
@@ -73,13 +73,20 @@ class Picture:
     def __init__(self) -> None:
         self.view: View | None = None
         self._snapshot: view.Snapshot | None = None
+        self._over: Sequence[str] = ()
         self._events: list[rows.Event] = []
+        self._commands: dict[str, str] = {}
 
     def take(self, reading: Reading) -> View:
         """The view with what is new."""
-        self._events = [*self._events, *reading.events][-MAX_EVENTS:]
-        self._snapshot = reading.snapshot or self._snapshot
-        made = view.make(self._snapshot, reading.facts, self._events, reading.life)
+        self._events = view.folded([*self._events, *reading.events])[-MAX_EVENTS:]
+        kept = {each.delivery_id for each in self._events}
+        self._commands = {k: v for k, v in {**self._commands, **reading.commands}.items() if k in kept}
+        if reading.snapshot is not None:
+            self._snapshot, self._over = reading.snapshot, reading.over
+        made = view.make(
+            self._snapshot, reading.facts, self._events, reading.life, over=self._over, commands=self._commands
+        )
         self.view = made if reading.snapshot is not None else view.unreadable(made)
         return self.view
 
@@ -95,8 +102,8 @@ class Screen:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was stopped when it was last looked at."""
-        return self._picture.view is not None and self._picture.view.life is Life.STOPPED
+        """Whether the run was stopped, or gone, when it was last looked at."""
+        return self._picture.view is not None and self._picture.view.life.over
 
     def show(self, reading: Reading) -> None:
         self.take(reading)
@@ -133,7 +140,7 @@ class Block:
         self._picture.take(reading)
         columns = self._terminal.size.columns
         lines = [f"{self._style.ellipsis} {reading.lost} older events are not kept"] if reading.lost else []
-        lines += [layout.event_line(view.event(row), columns, self._style) for row in reading.events]
+        lines += [layout.event_line(each, columns, self._style) for each in _told(reading)]
         self._draw(lines)
 
     def again(self) -> None:
@@ -154,6 +161,11 @@ class Block:
         start = "\r" + (f"\x1b[{used - 1}A" if used > 1 else "") + "\x1b[J"
         self._terminal.write(start + "\r\n".join([*above, *block]))
         self._drawn = [text.width(text.plain(line)) for line in block]
+
+
+def _told(reading: Reading) -> Iterator[view.EventView]:
+    """The events that scroll by: signs of life do not, the lines below them say what workers are at."""
+    return (view.event(row, commands=reading.commands) for row in reading.events if row.event != view.PROGRESS)
 
 
 class Summaries:
@@ -194,14 +206,14 @@ class EventLines:
         self._begun = True
         if reading.lost:
             self._emit(f"{reading.lost} older events are not kept")
-        for row in reading.events:
-            self._emit(layout.event_line(view.event(row), None, self._style))
+        for each in _told(reading):
+            self._emit(layout.event_line(each, None, self._style))
         readable = reading.snapshot is not None
         if self._readable and not readable:
             self._emit(view.UNAVAILABLE)
         self._readable = readable
-        if reading.life is Life.STOPPED:
-            self._emit("the run is stopped")
+        if reading.life.over:
+            self._emit("the run is stopped" if reading.life is Life.STOPPED else "the run's directory is gone")
 
     def again(self) -> None:
         """What was written is written."""
@@ -255,7 +267,7 @@ class _Loop:
             self._stale = False
             reading = self._source.read()
             self._shown.show(reading)
-            self._left = reading.life is Life.STOPPED
+            self._left = reading.life.over
         else:
             self._shown.again()
         self._pace.done(time.monotonic())

@@ -9,33 +9,42 @@ that it holds the lock of; a run that is stopped loses its address and its place
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import inotify
 from agent_intercom.orchestration import contract, manifest, reader, rows, runs, runtime, snapshot
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.tui.view import MAX_EVENTS, Facts, Life, Model, Snapshot
+from agent_intercom.tui.view import CONTROL, Facts, Life, Model, Snapshot
 
 _NAMES: Final = {
+    contract.DATABASE: inotify.DELETE | inotify.MOVED_TO,
     f"{contract.DATABASE}-journal": inotify.DELETE,
     f"{contract.DATABASE}.lock": inotify.CLOSE_WRITE,
-    manifest.NAME: inotify.MOVED_TO,
+    manifest.NAME: inotify.MOVED_TO | inotify.DELETE,
 }
 """Names in a run's directory, and what has to happen to them to be worth a look."""
 
 _GONE: Final = inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.IGNORED
 _RUN: Final = inotify.DELETE | inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE_SELF | inotify.MOVE_SELF
 _PLACE: Final = inotify.CREATE | inotify.DELETE | inotify.MOVED_FROM | inotify.DELETE_SELF | inotify.MOVE_SELF
+_ABOVE: Final = inotify.DELETE | inotify.MOVED_FROM
 _PAGE: Final = 500
+
+DEEP: Final = 500
+"""How many of the newest events a screen looks through for those that it shows."""
+
+FEW: Final = 8
+"""How many of the newest events a view that scrolls begins with."""
 
 
 class Reading(NamedTuple):
     """What is known now. `snapshot` None: the database could not be read, and everything else but `life` is as before.
 
     `events` are those since the reading before, oldest first (the first has the newest few), `lost` how many more
-    there were that the run no longer keeps.
+    there were that the run no longer keeps. `over` are who crossed a threshold of the budget: `run`, and roles.
+    `commands` has the actions of the control commands that events are of, by their ids.
     """
 
     facts: Facts
@@ -43,13 +52,19 @@ class Reading(NamedTuple):
     snapshot: Snapshot | None
     events: list[rows.Event]
     lost: int
+    over: Sequence[str] = ()
+    commands: Mapping[str, str] = {}
 
 
 class RunSource:
-    """One run. `entry` is what `runs.resolve` found, `environ` where it was looked for."""
+    """One run. `entry` is what `runs.resolve` found, `environ` where it was looked for.
 
-    def __init__(self, entry: runs.Entry, environ: Mapping[str, str]) -> None:
+    The first reading has at most the newest `first` events.
+    """
+
+    def __init__(self, entry: runs.Entry, environ: Mapping[str, str], first: int = FEW) -> None:
         self.entry = entry
+        self._first = first
         self._environ = environ
         self._facts = facts_of(entry.manifest)
         self._lives_in_tmux = entry.unit is None and runs.in_tmux(entry, environ)
@@ -61,6 +76,9 @@ class RunSource:
     def watch(self, kernel: inotify.Inotify) -> None:
         """Have `kernel` tell of everything that `heard` knows. Raises OSError; what is not there is not watched."""
         self._places[kernel.watch(self.entry.directory, _RUN)] = self.entry.directory
+        # As long as somebody has a file of a directory open, the kernel does not tell that the directory itself went.
+        above = path.dirname(self.entry.directory)
+        self._places[kernel.watch(above, _ABOVE)] = above
         if self.entry.unit is not None:
             place = path.dirname(runtime.socket_path(runtime.runtime_dir(self._environ), self.entry.unit))
             with contextlib.suppress(FileNotFoundError):
@@ -71,7 +89,10 @@ class RunSource:
         if event.mask & (inotify.OVERFLOW | _GONE):
             self._restarted = True
             return True
-        if self._places.get(event.watch) != self.entry.directory:
+        place = self._places.get(event.watch)
+        if place == path.dirname(self.entry.directory):
+            return event.name == path.basename(self.entry.directory)
+        if place != self.entry.directory:
             return event.name in {self.entry.unit, f"{self.entry.unit}.sock"}
         self._restarted |= event.name == manifest.NAME
         return bool(event.mask & _NAMES.get(event.name, 0))
@@ -88,12 +109,15 @@ class RunSource:
             overview = reader.overview(self.entry.database)
             found = snapshot.broker(overview)
             events, lost = self._events(overview.latest)
+            commands = self._commands(events)
         except Refusal:
             return Reading(self._facts, life, None, [], 0)
-        return Reading(self._facts, life, found, events, lost)
+        return Reading(self._facts, life, found, events, lost, snapshot.over(overview), commands)
 
     def life(self) -> Life:
         """Whether the run goes on."""
+        if not path.lexists(self.entry.directory):
+            return Life.GONE
         if self.entry.unit is None:
             return Life.UNKNOWN if self._lives_in_tmux else Life.STOPPED
         if runs.seen_live(self.entry, self._environ).unit is None:
@@ -103,7 +127,7 @@ class RunSource:
         return Life.LIVE if path.lexists(address) else Life.STOPPED
 
     def _events(self, latest: int) -> tuple[list[rows.Event], int]:
-        after = max(latest - MAX_EVENTS, 0) if self._after is None else self._after
+        after = max(latest - self._first, 0) if self._after is None else self._after
         found: list[rows.Event] = []
         while page := reader.events(self.entry.database, found[-1].sequence if found else after, _PAGE):
             found += page
@@ -112,6 +136,14 @@ class RunSource:
         lost = found[0].sequence - after - 1 if found and self._after is not None else 0
         self._after = found[-1].sequence if found else after
         return found, lost
+
+    def _commands(self, events: Sequence[rows.Event]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for each in events:
+            if each.event == CONTROL and each.delivery_id:
+                command = reader.command(self.entry.database, each.delivery_id)
+                found |= {} if command is None else {command.id: command.action}
+        return found
 
 
 def facts_of(found: manifest.Manifest) -> Facts:

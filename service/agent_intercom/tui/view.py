@@ -8,19 +8,35 @@ cut to a width here and nothing is made safe for a terminal; `layout` does both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from agent_intercom.orchestration import rows, standing
-from agent_intercom.orchestration.contract import ROLES, RoleState, Workflow
+from agent_intercom.orchestration.contract import ROLES, CommandStatus, RoleState, Workflow
 
 UNAVAILABLE: Final = "metadata temporarily unavailable"
+DIRECTORY_GONE: Final = "THE RUN'S DIRECTORY IS GONE"
 END_UNSEEN: Final = "its end is not seen from here"
 """Of a run that another program hosts: nothing tells when it ends."""
 
-MAX_EVENTS: Final = 8
+MAX_EVENTS: Final = 100
+"""How many of the newest events a screen may have room for."""
+
+PROGRESS: Final = "worker_progress"
+"""The event of a worker that thinks, writes or uses a tool: for persons only the newest of a role counts."""
+
+CONTROL: Final = "control_command"
+_DECIDED: Final = {
+    CommandStatus.ACCEPTED: "accepted",
+    CommandStatus.UNCERTAIN: "not handed over: its worker was not there to take it",
+    CommandStatus.CONFLICT: "not taken: it does not fit where the run stood",
+}
+"""What the broker decided on a command, in words that say nothing of the run's state."""
+
+Commands: TypeAlias = Mapping[str, str]
+"""From the ids of control commands to their actions, as far as those are known."""
 
 Snapshot = Mapping[str, Any]
 """The broker snapshot of section 11.4."""
@@ -39,11 +55,17 @@ class Tone(Enum):
 
 
 class Life(Enum):
-    """Whether a run goes on. `UNKNOWN` is that of a host that nobody asked."""
+    """Whether a run goes on. `GONE`: its directory is; `UNKNOWN` is that of a host that nobody asked."""
 
     LIVE = "live"
     STOPPED = "stopped"
+    GONE = "gone"
     UNKNOWN = "unknown"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be seen of it."""
+        return self in {Life.STOPPED, Life.GONE}
 
 
 class Model(NamedTuple):
@@ -66,7 +88,7 @@ class Facts(NamedTuple):
 
 
 class RoleView(NamedTuple):
-    """A role. Texts are empty where there is nothing to say; `flags` is `!` for the soft budget, `G~` or `G!`."""
+    """A role. Texts are empty where there is nothing to say; `flags` is `!` for a budget, `G~` or `G!`."""
 
     name: str
     tone: Tone
@@ -149,16 +171,25 @@ _PHASES: Final = {"thinking": "thinking", "streaming": "writing", "tool": "using
 
 
 def make(
-    snapshot: Snapshot | None, facts: Facts, events: Sequence[rows.Event], life: Life, zone: tzinfo | None = None
+    snapshot: Snapshot | None,
+    facts: Facts,
+    events: Sequence[rows.Event],
+    life: Life,
+    zone: tzinfo | None = None,
+    over: Collection[str] = (),
+    commands: Commands | None = None,
 ) -> View:
-    """The view of a run. `snapshot` None: nothing could be read yet. `zone` None: times are those of this machine."""
+    """The view of a run. `snapshot` None: nothing could be read yet. `zone` None: times are those of this machine.
+
+    `over` are who crossed a threshold of the budget: `run`, and roles.
+    """
     if snapshot is None:
         return _nothing(facts, life)
     workflow, usage = snapshot["workflow"], snapshot["usage"]
     state = workflow["state"]
-    live = life is not Life.STOPPED
+    live = not life.over
     found = sorted(snapshot["roles"], key=_place)
-    roles = [_role(row, facts.models.get(row["role"]), live) for row in found]
+    roles = [_role(row, facts.models.get(row["role"]), live, row["role"] in over) for row in found]
     return View(
         session=facts.session,
         project=facts.project,
@@ -173,11 +204,18 @@ def make(
         host=facts.host,
         total=count(usage["total_tokens"]),
         limit=count(usage["soft_total_tokens"]) if usage["soft_total_tokens"] else "",
-        over_budget=bool(usage["soft_total_budget_exceeded"]),
+        over_budget=bool(usage["soft_total_budget_exceeded"]) or "run" in over,
         now=_now(snapshot, found, life),
         roles=roles,
-        events=[event(row, zone) for row in events[-MAX_EVENTS:]],
+        events=[event(row, zone, commands) for row in events[-MAX_EVENTS:]],
     )
+
+
+def folded(events: Iterable[rows.Event]) -> list[rows.Event]:
+    """`events` with the newest sign of life of every role only, in their order."""
+    found = list(events)
+    newest = {each.role: each.sequence for each in found if each.event == PROGRESS}
+    return [each for each in found if each.event != PROGRESS or newest[each.role] == each.sequence]
 
 
 def unreadable(view: View) -> View:
@@ -206,16 +244,25 @@ def moment(timestamp: str, zone: tzinfo | None = None) -> str:
         return ""
 
 
-def event(row: rows.Event, zone: tzinfo | None = None) -> EventView:
+def event(row: rows.Event, zone: tzinfo | None = None, commands: Commands | None = None) -> EventView:
     """An event, as words."""
+    what, status = told(row.event, row.status, row.delivery_id, commands)
     return EventView(
         time=moment(row.timestamp, zone),
-        what=words(row.event),
+        what=what,
         role=row.role or "",
         round="" if row.round is None else f"r{row.round}",
-        status=words(row.status),
+        status=status,
         tone=_event_tone(row.status),
     )
+
+
+def told(event: str, status: str, delivery: str | None, commands: Commands | None) -> tuple[str, str]:
+    """The name of an event and its status, as words: of a command, which one it was and what was decided on it."""
+    if event != CONTROL:
+        return words(event), words(status)
+    action = (commands or {}).get(delivery or "")
+    return f"command: {words(action)}" if action else words(event), _DECIDED.get(status, words(status))
 
 
 def words(name: str) -> str:
@@ -259,13 +306,13 @@ def _place(row: Snapshot) -> tuple[int, str]:
     return (ROLES.index(name) if name in ROLES else len(ROLES), name)
 
 
-def _role(row: Snapshot, model: Model | None, live: bool) -> RoleView:
+def _role(row: Snapshot, model: Model | None, live: bool, over: bool) -> RoleView:
     assignment = row["assignment"]
     latest = row.get("latest_assignment_usage") or {}
     used = latest.get("usage")
     levels = {fact["level"] for fact in row.get("assignment_guardrails") or ()}
     guardrail = "G!" if "hard" in levels else "G~" if levels else ""
-    over = bool(row["soft_budget_exceeded"])
+    over = over or bool(row["soft_budget_exceeded"])
     percent = row["context_percent"]
     connected = row["connected"] and live
     return RoleView(
@@ -293,7 +340,7 @@ def _phase(row: Snapshot) -> str:
 def _now(snapshot: Snapshot, roles: Sequence[Snapshot], life: Life) -> Now:
     """Who works, and who is waited for. `roles` are those of the snapshot, in the order in which they are shown."""
     state = snapshot["workflow"]["state"]
-    if life is Life.STOPPED:
+    if life.over:
         return Now("", "", 0, "nothing is waited for", Tone.MUTED)
     beat = sum(row.get("activity_sequence") or 0 for row in roles)
     found = standing.awaited({**snapshot, "roles": roles})

@@ -23,7 +23,7 @@ from agent_intercom.cli.orchestrate.resolving import resolved
 from agent_intercom.cli.signals import Ended
 from agent_intercom.orchestration import runs
 from agent_intercom.tui.live import Block, EventLines, Screen, Shown, Summaries, follow
-from agent_intercom.tui.source import Reading, RunSource
+from agent_intercom.tui.source import DEEP, FEW, Reading, RunSource
 from agent_intercom.tui.terminal import Terminal, is_screen, style_of
 from agent_intercom.tui.view import Life
 
@@ -52,7 +52,8 @@ def watch(options: argparse.Namespace) -> int:
     In a terminal events scroll above a few lines that say where the run stands; elsewhere every event is a line. With
     `--json` every line is an envelope; its `data` has `event`: the name of an event of the run, with the keys of
     `supervisor events`; or `state` (where the run stands; first, and whenever that changes), `unavailable` (the
-    database cannot be read for now), `lost` (`number` of events that are no longer kept), `stopped`.
+    database cannot be read for now), `lost` (`number` of events that are no longer kept), `stopped`, `gone` (the run's
+    directory is). Persons do not see every sign of life of a worker, `worker_progress`; programs do.
     """
     source = _source(options)
     if options.json:
@@ -80,7 +81,7 @@ def dashboard(options: argparse.Namespace) -> int:
         program = options.program
         hint = f"`{program} watch --json` tells the same as lines, `{program} status --json` once."
         raise CommandFailure(_INTERACTIVE_ONLY, "the dashboard is for a terminal", hint)
-    return _dashboard(_source(options), options.program)
+    return _dashboard(_source(options, DEEP), options.program)
 
 
 def attach(options: argparse.Namespace) -> Answer | int:
@@ -92,7 +93,7 @@ def attach(options: argparse.Namespace) -> Answer | int:
         raise CommandFailure(
             _INTERACTIVE_ONLY, "attaching needs a terminal", f"`{options.program} watch` tells the same as lines."
         )
-    return _dashboard(RunSource(entry, os.environ), options.program)
+    return _dashboard(RunSource(entry, os.environ, DEEP), options.program)
 
 
 class JsonLines:
@@ -115,8 +116,8 @@ class JsonLines:
         elif self._readable:
             _emit({"event": "unavailable"})
         self._readable = reading.snapshot is not None
-        if reading.life is Life.STOPPED:
-            _emit({"event": "stopped"})
+        if reading.life.over:
+            _emit({"event": reading.life.value})
 
     def again(self) -> None:
         """What was written is written."""
@@ -145,12 +146,12 @@ def _emit(data: JsonObject) -> None:
     output.emit(json.dumps(envelope, sort_keys=True, separators=(",", ":")))
 
 
-def _source(options: argparse.Namespace) -> RunSource:
+def _source(options: argparse.Namespace, first: int = FEW) -> RunSource:
     entry = resolved(options)
     if entry.manifest.coordination is None:
         hint = f"`{options.program} status {entry.session}` tells what is known of it."
         raise CommandFailure("orchestration_error", "the run is older than brokers: there is nothing to watch", hint)
-    return RunSource(entry, os.environ)
+    return RunSource(entry, os.environ, first)
 
 
 def _dashboard(source: RunSource, program: str) -> int:
@@ -160,7 +161,7 @@ def _dashboard(source: RunSource, program: str) -> int:
         return _followed(source, Summaries(output.emit, style))
     terminal = Terminal(alternate=True)
     screen = Screen(terminal, style, program)
-    if source.life() is Life.STOPPED:
+    if source.life().over:
         screen.take(source.read())
     else:
         with terminal:

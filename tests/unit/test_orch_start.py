@@ -50,7 +50,7 @@ DATA_KEYS = {
 }
 """Of the contract (section 11.3)."""
 
-OWN_KEYS = {"run_id", "unit", "host", "harness", "environment", "scoped"}
+OWN_KEYS = {"run_id", "unit", "host", "harness", "environment", "scoped", "external", "warnings"}
 
 
 def dry(home: Home, *words: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import time
@@ -31,6 +32,12 @@ from agent_intercom.orchestration.contract import MAX_CAPSULE, ROLES, SPECIALIST
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import MAX_SKILLS, Manifest, Skill, read_skill
 from agent_intercom.wire.clock import system_now
+
+MAX_SESSION: Final = 100
+"""Characters of the name of a new session: it is part of paths, of units' descriptions and of tables."""
+
+_REST_OF_PLACE: Final = 65_536
+"""Bytes of the run's place that are not for its environment."""
 
 DEFAULT_TASKS: Final = {
     "probe": "Look for the assumption of this work that is most likely to be wrong: integration, contracts between"
@@ -83,6 +90,7 @@ def prepare(options: argparse.Namespace) -> Prepared:
     said = _said(options)
     made = plan(load(os.environ, said.asked.project), said.asked)
     given = environment.choose(os.environ, made.passed, made.dropped)
+    _check_size(given)
     scope = environment.scope(os.environ)
     spec = _spec(options, said, made)
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
@@ -102,8 +110,10 @@ def prepare(options: argparse.Namespace) -> Prepared:
 
 def project_of(directory: str | None) -> str:
     """The canonical path of a project, by default the current directory. Raises CommandFailure `invalid_arguments`."""
+    if directory == "":
+        raise usage("--project is empty", "Leave it out for this directory.")
     try:
-        project = path.realpath(directory or os.getcwd())
+        project = path.realpath(os.getcwd() if directory is None else directory)
     except FileNotFoundError as error:
         raise usage("this directory is gone", "Say --project.") from error
     if not path.isdir(project):
@@ -145,11 +155,9 @@ def _said(options: argparse.Namespace) -> _Said:
         raise usage(
             "there are no custom roles", "Use the built-in ones: --with-probe, --with-playwright, --with-django-expert."
         )
+    _refuse_empty(options)
     project = project_of(options.project)
-    session = options.session or runs.default_session(project)
-    if not rootscan.is_name(session):
-        hint = "Use letters, digits, dots, dashes and underscores."
-        raise usage("--session is not a name that a session can have", hint)
+    session = runs.default_session(project) if options.session is None else _session(options.session)
     asked = _asked(options, project)
     check_flags(asked)
     context = dict(texts.pairs("worker-context", options.worker_context, ROLES))
@@ -165,6 +173,25 @@ def _said(options: argparse.Namespace) -> _Said:
         if (own := texts.given(f"{role.capitalize()} task", f"{role}-task", text, file)) is not None:
             tasks[role] = own
     return _Said(session, asked, task, capsule, tasks, context, _skills(options.worker_skill))
+
+
+def _refuse_empty(options: argparse.Namespace) -> None:
+    """What is given and empty is no choice, and none that was left out. Texts are looked at where they are read."""
+    for name, value in vars(options).items():
+        if not name.endswith(("task", "capsule")) and (value == "" or (isinstance(value, list) and "" in value)):
+            raise usage(f"--{name.replace('_', '-')} is empty", "Give it a value, or leave it out.")
+
+
+def _session(name: str) -> str:
+    """The name of a new session. Raises CommandFailure `invalid_arguments`."""
+    if not rootscan.is_name(name):
+        hint = "Use letters, digits, dots, dashes and underscores."
+        raise usage("--session is not a name that a session can have", hint)
+    if name.startswith("-"):
+        raise usage("--session begins with a dash, and every other command would take it for a flag")
+    if len(name) > MAX_SESSION:
+        raise usage(f"--session has more than {MAX_SESSION} characters")
+    return name
 
 
 def _asked(options: argparse.Namespace, project: str) -> Asked:
@@ -190,9 +217,15 @@ def _asked(options: argparse.Namespace, project: str) -> Asked:
 
 
 def _spec(options: argparse.Namespace, said: _Said, made: Plan) -> rundir.RunSpec:
-    for flag, by_role in (("--worker-context", said.context), ("--worker-skill", said.skills)):
+    by_flag: Mapping[str, Mapping[str, object]] = {
+        "--worker-context": said.context,
+        "--worker-skill": said.skills,
+        "--harness": said.asked.harness,
+    }
+    for flag, by_role in by_flag.items():
         if absent := by_role.keys() - made.roles.keys():
-            raise usage(f"{flag}: the run has no {min(absent)}")
+            role = min(absent)
+            raise usage(f"{flag}: the run has no {role}", f"Say {specialist_flag(role, True)}, or leave it out.")
     return rundir.RunSpec(
         unit=os.urandom(8).hex(),
         project=said.asked.project,
@@ -243,16 +276,26 @@ def _skills(values: list[str]) -> dict[str, list[Skill]]:
     found: dict[str, list[Skill]] = {}
     for role, name in texts.pairs("worker-skill", values, ROLES):
         skills = found.setdefault(role, [])
-        name = path.realpath(name)
+        file = path.realpath(name)
         if len(skills) >= MAX_SKILLS:
-            raise usage(f"--worker-skill: at most {MAX_SKILLS} for one role")
-        if any(skill.path == name for skill in skills):
-            raise usage("--worker-skill names a file twice for one role")
+            raise usage(f"--worker-skill: {role} has more than {MAX_SKILLS} skills")
+        if any(skill.path == file for skill in skills):
+            raise usage(f"--worker-skill: {name} is named twice for {role}")
         try:
-            skills.append(read_skill(name))
+            skills.append(read_skill(file))
         except Refusal as refusal:
-            raise usage(f"--worker-skill: a file {refusal.text}") from refusal
+            raise usage(f"--worker-skill: {name} {refusal.text}", "A skill is a text file.") from refusal
     return found
+
+
+def _check_size(given: Mapping[str, str]) -> None:
+    """Whether the environment of workers fits into the run's place. Raises CommandFailure `orchestration_error`."""
+    size, limit = len(json.dumps(dict(given))), runtime.MAX_BYTES - _REST_OF_PLACE
+    if size > limit:
+        largest = sorted(given, key=lambda name: len(given[name]), reverse=True)[:3]
+        text = f"the environment that workers would get is too large: {size // 1024} KiB, of which {limit // 1024} fit"
+        hint = f"Drop what they do not need in orchestrate.toml ([environment] drop); largest: {', '.join(largest)}."
+        raise CommandFailure(ERROR, text, hint)
 
 
 def _check_runtime_directory(unit: str) -> None:

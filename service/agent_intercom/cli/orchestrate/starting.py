@@ -4,30 +4,41 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import path
+from typing import Final
 
 from agent_intercom.cli import output
-from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
+from agent_intercom.cli.orchestrate.answer import ERROR, Answer, CommandFailure, JsonObject
 from agent_intercom.cli.orchestrate.preparing import Prepared, prepare
-from agent_intercom.orchestration import budget, harness, policies, runtime, snapshot
+from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, file_system
+from agent_intercom.orchestration import budget, harness, places, policies, runs, runtime, snapshot
+from agent_intercom.orchestration.errors import Refusal
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def start(options: argparse.Namespace) -> Answer | int:
     """`orchestrate start`."""
-    if options.json and options.attach:
-        raise CommandFailure("interactive_only", "--attach is for a person in a terminal", "Leave out --json.")
-    prepared = prepare(options)
+    if options.attach:
+        _refuse_to_attach(options)
+    with _places():
+        prepared = prepare(options)
+    warned = list(_warnings(prepared))
+    facts = [*_facts(prepared), "", *(f"Warning: {output.printable(text)}" for text in warned)]
     if options.dry_run:
-        return Answer(_data(prepared, None), [*_facts(prepared), "", "This is what would be; nothing was made."])
+        return Answer(_data(prepared, None, warned), [*facts, "This is what would be; nothing was made."])
     from agent_intercom.cli.orchestrate.launching import launch
 
-    run = launch(prepared)
-    lines = [*_facts(prepared), "", *_outcome(options.program, prepared, run.path)]
+    with _places():
+        run = launch(prepared)
+    lines = [*facts, *_outcome(options.program, prepared, run.path)]
     if not options.attach:
-        return Answer(_data(prepared, run.path), lines)
+        return Answer(_data(prepared, run.path, warned), lines)
     for line in lines:
         print(line, flush=True)
     from agent_intercom.cli.orchestrate.watching import dashboard
@@ -36,8 +47,67 @@ def start(options: argparse.Namespace) -> Answer | int:
     return dashboard(options)
 
 
-def _data(prepared: Prepared, directory: str | None) -> JsonObject:
-    """Everything that the contract has, and of ours `run_id`, `unit`, `host`, `harness`, `environment`, `scoped`."""
+def _refuse_to_attach(options: argparse.Namespace) -> None:
+    """Raises CommandFailure `interactive_only` where nobody could see the dashboard."""
+    from agent_intercom.tui.terminal import is_screen
+
+    if options.json:
+        raise CommandFailure("interactive_only", "--attach is for a person in a terminal", "Leave out --json.")
+    if not is_screen(os.environ):
+        hint = f"Leave it out; `{options.program} watch` tells as lines what happens."
+        raise CommandFailure("interactive_only", "--attach is for a person in a terminal", hint)
+
+
+@contextlib.contextmanager
+def _places() -> Iterator[None]:
+    """Tells of a place that cannot be written why, and which it is."""
+    try:
+        yield
+    except Refusal as refusal:
+        if refusal.code != "run_unwritable":
+            raise
+        cause = refusal.__cause__
+        full = refusal.field == "STATE_FULL"
+        number = errno.ENOSPC if full else cause.errno if isinstance(cause, OSError) else None
+        text = f"{refusal.text}: {os.strerror(number)}" if number else refusal.text
+        where = f"{places.state_root(os.environ)}, or name another directory in {places.RUNS_ENVIRONMENT}"
+        if "runtime" in refusal.text:
+            where = f"{runtime.runtime_dir(os.environ)} (XDG_RUNTIME_DIR)"
+        what = "Make room in" if number in _FULL else "Make it possible to write to"
+        raise CommandFailure(ERROR, text, f"{what} {where}.") from refusal
+
+
+def _warnings(prepared: Prepared) -> Iterator[str]:
+    """What a person should know before workers write in the project; none of it keeps a run from starting."""
+    project = prepared.spec.project
+    for entry in runs.live_runs(os.environ).entries:
+        other = entry.manifest.project
+        if path.commonpath((project, other)) in {project, other}:
+            where = "this directory" if other == project else other
+            yield f"another run works in {where}: {entry.session}; two implementers would write in one tree"
+    home = path.realpath(path.expanduser("~"))
+    if path.commonpath((project, home)) == project:
+        what = "the root of the file system" if project == "/" else "your home directory"
+        yield f"the project holds {what} and everything in it, and workers may write there"
+    elif not _in_git(project):
+        yield "the project is in no Git work tree: what workers change is not seen and not undone there"
+    directory = runtime.runtime_dir(os.environ)
+    kind = file_system(directory)
+    if kind is not None and kind not in MEMORY_FILE_SYSTEMS:
+        yield f"XDG_RUNTIME_DIR is on {kind}: the keys in the environment of the run are written to a disk"
+
+
+def _in_git(directory: str) -> bool:
+    """Whether it or a directory above it is a Git work tree. A repository that a variable names does not count."""
+    while not path.lexists(path.join(directory, ".git")):
+        directory, below = path.dirname(directory), directory
+        if directory == below:
+            return False
+    return True
+
+
+def _data(prepared: Prepared, directory: str | None, warned: Sequence[str]) -> JsonObject:
+    """Everything that the contract has, and of ours `run_id` and what comes after it."""
     spec, manifest = prepared.spec, prepared.manifest
     capsule = spec.startup.context_capsule
     return {
@@ -75,6 +145,17 @@ def _data(prepared: Prepared, directory: str | None) -> JsonObject:
         "harness": {role: chosen.harness for role, chosen in spec.roles.items()},
         "environment": sorted(prepared.environment),
         "scoped": prepared.scope is not None,
+        "external": None if directory is None else _external(prepared, directory),
+        "warnings": list(warned),
+    }
+
+
+def _external(prepared: Prepared, directory: str) -> JsonObject:
+    """What somebody who starts the worker of a role has to give to it."""
+    return {
+        role: {"socket": _address(prepared), "token_file": path.join(directory, f"{role}.token"), "generation": 1}
+        for role, chosen in prepared.spec.roles.items()
+        if chosen.harness == harness.EXTERNAL
     }
 
 

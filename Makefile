@@ -15,6 +15,8 @@ BUNDLE ?= 1
 MOUNTS ?= auto
 # install-user: 1 also enables and starts the sockets.
 ENABLE ?= 0
+# uninstall-user: 1 ends the runs that go on.
+FORCE ?= 0
 # Arguments for pytest, as in: make test ARGS='-k router'
 ARGS ?=
 
@@ -33,7 +35,7 @@ help:
 	@echo 'Use it'
 	@echo '  make demo             two sessions talk, and a team works on a small repository until it is ready'
 	@echo '  make install-user     install for yourself, without root (ENABLE=1: and start listening)'
-	@echo '  make uninstall-user   take back exactly that'
+	@echo '  make uninstall-user   take back exactly that (FORCE=1: and end runs that go on)'
 	@echo '  make install          install for everybody (PREFIX=/usr/local DESTDIR= BUNDLE=1 MOUNTS=auto)'
 	@echo '  make uninstall        take back exactly that'
 	@echo 'Work on it'
@@ -88,7 +90,7 @@ install-user:
 	$(INSTALL) install --user $(INSTALL_FLAGS) $(if $(filter 1,$(ENABLE)),--enable)
 
 uninstall-user:
-	$(INSTALL) remove --user
+	$(INSTALL) remove --user $(if $(filter 1,$(FORCE)),--force)
 
 # --- clean ---------------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -39,7 +40,11 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`packaging/install` as that person."""
     return subprocess.run(
         [sys.executable, str(ROOT / "packaging/install"), *arguments],
-        env={"HOME": str(home), "XDG_RUNTIME_DIR": str(home / "run"), "PATH": os.environ["PATH"]},
+        env={
+            "HOME": str(home),
+            "XDG_RUNTIME_DIR": str(home / "run"),
+            "PATH": f"{home / 'commands'}:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -92,6 +97,58 @@ def test_taking_back_says_what_stays_and_removes_dead_sockets(home: Path) -> Non
 def test_what_stays_is_said_to_have_runs_in_it(home: Path) -> None:
     (home / ".local/state/agent-intercom/runs").mkdir(parents=True)
     assert "open asks, and runs: " in run(home, "remove", "--user").stderr
+
+
+SYSTEMCTL = """\
+#!/bin/sh
+echo "$*" >> {log}
+case "$*" in
+    *list-units*) printf 'orchestrate@%s loaded active listening x\\n' a1.socket a1.service b2.socket ;;
+    *is-enabled*) exit 1 ;;
+esac
+"""
+"""A service manager that has two runs, and does whatever it is told."""
+
+
+def test_runs_that_go_on_are_named_and_not_ended_unasked(installed: Path) -> None:
+    log, commands = installed / "log", installed / "commands"
+    commands.mkdir()
+    (commands / "systemctl").write_text(SYSTEMCTL.format(log=log))
+    (commands / "systemctl").chmod(0o755)
+    place = installed / "run/agent-intercom/run/a1"
+    place.mkdir(parents=True)
+    (place / "run.json").write_text(json.dumps({"directory": "/runs/demo/20260801T120000Z-1"}))
+    refused = run(installed, "remove", "--user")
+    assert refused.returncode == 1
+    assert "nothing was removed: 2 runs go on: demo, orchestrate@b2. End" in refused.stderr
+    assert "make uninstall-user FORCE=1" in refused.stderr
+    assert (installed / ".local/bin/orchestrate").exists() and "stop" not in log.read_text()
+    done = run(installed, "remove", "--user", "--force")
+    assert done.returncode == 0
+    assert "ending the runs that go on; their directories stay: demo, orchestrate@b2" in done.stderr
+    told = [line.removeprefix("--user --quiet ") for line in log.read_text().splitlines()]
+    assert told.index("stop orchestrate.slice") < told.index("reset-failed orchestrate*")
+    assert not (installed / ".local/bin/orchestrate").exists()
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_link_of_a_pi_package_that_leads_nowhere_is_named(installed: Path, saved: bool) -> None:
+    link = installed / ".pi/agent/npm/node_modules/pi-tmux-orchestrator/bin/pi-tmux-agents"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(installed / ".local/lib/agent-intercom/pi-tmux-agents")
+    before = Path(f"{link}.~1~")
+    if saved:
+        before.write_text("")
+    said = run(installed, "remove", "--user").stderr
+    hint = f"mv {shlex.quote(str(before))} {link}" if saved else f"rm {link}, and install the package anew"
+    assert f"leads nowhere now: {link} (to undo it: {hint})" in said and link.is_symlink()
+
+
+def test_examples_are_installed_with_the_pages(installed: Path) -> None:
+    examples = {path.name: path.read_bytes() for path in (ROOT / "docs/examples").iterdir() if path.is_file()}
+    place = installed / ".local/share/doc/agent-intercom/examples"
+    assert "worker.py" in examples
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == examples
 
 
 def test_everything_that_runs_call_is_there_and_can_be_run(installed: Path) -> None:

@@ -39,7 +39,16 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
     "watch": ((), SESSION_AND_RUN),
     "dashboard": ((), SESSION_AND_RUN),
     "attach": ((), {"SESSION": SESSION_AND_RUN["SESSION"]}),
-    "events": ((), {**SESSION_AND_RUN, **ROLES, **PAGE, "--after": (("--after", "9"), "after", 9)}),
+    "events": (
+        (),
+        {
+            **SESSION_AND_RUN,
+            **ROLES,
+            **PAGE,
+            "--after": (("--after", "9"), "after", 9),
+            "--last": (("--last", "9"), "last", 9),
+        },
+    ),
     "usage": ((), {**SESSION_AND_RUN, **PAGE}),
     "send": (
         ("demo", *ROLE, "--message", "x"),

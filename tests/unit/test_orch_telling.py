@@ -16,7 +16,7 @@ from agent_intercom.cli.orchestrate import looking, steps
 from agent_intercom.orchestration import budget, rootscan, rows, standing
 from agent_intercom.orchestration.store import Store
 from tests.unit.orchcli import Home
-from tests.unit.orchrows import role
+from tests.unit.orchrows import NOW, event, role
 from tests.unit.orchruns import ID, SPECIALIST, WORKING, Alive, make
 
 TEAM = ("implementer", "reviewer", "probe")
@@ -269,3 +269,57 @@ def test_a_worker_on_its_way_is_not_away(home: Home, runs: Runs, monkeypatch: py
         assert "disconnected" not in cells["implementer"] and "away, g1" in cells["reviewer"]
         change(directory, rows.Meta(key="workflow_state", value="active"))
         assert "starting" not in home.call("status").out
+
+
+def sign(number: int, name: str) -> rows.Event:
+    return rows.Event(sequence=number, timestamp=NOW, event="worker_progress", role=name, round=2, status="tool")
+
+
+def numbers(out: str) -> list[int]:
+    return [int(line.split()[0]) for line in out.splitlines() if line[0].isdigit()]
+
+
+def test_the_newest_events(home: Home, runs: Runs) -> None:
+    directory = runs.make(SESSION, ID, *[event(number) for number in range(6, 101)])
+    told = home.call("events").out
+    assert numbers(told) == list(range(51, 101))
+    assert told.splitlines()[0] == f"(50 older: orchestrate events {SESSION} --run {ID} --after 0)"
+    assert numbers(home.call("events", "--last", "2").out) == [99, 100]
+    found = home.json("events", "--last", "2").data
+    assert [each["sequence"] for each in found["events"]] == [99, 100]
+    whole = {"earliest_retained": 1, "latest": 100, "gap": False, "truncated": False}
+    assert found["cursor"] == {"after": 98, "next": 100, **whole}
+    assert [each["sequence"] for each in home.json("events", "--last", "1", "--role", "reviewer").data["events"]] == [3]
+    assert [each["sequence"] for each in home.json("events").data["events"]] == list(range(1, 51))
+    assert numbers(home.call("events", "--after", "0").out) == list(range(1, 51))
+    for words in (["--last", "2", "--limit", "2"], ["--last", "2", "--after", "2"], ["--last", "0"]):
+        assert home.json("events", *words).error[0] == "invalid_arguments"
+    change(directory, *[event(number) for number in range(101, 4_300)])
+    assert not home.json("events", "--last", "2").data["cursor"]["gap"]
+
+
+def test_of_signs_of_life_a_person_sees_the_newest(home: Home, runs: Runs) -> None:
+    more = [sign(number, "probe" if number % 2 else "implementer") for number in range(6, 200)]
+    runs.make(SESSION, ID, *more)
+    assert numbers(home.call("events").out) == [1, 2, 3, 4, 5, 198, 199]
+    assert len(home.json("events", "--last", "100").data["events"]) == 100
+    assert home.call("events", "--after", "150").out.count("worker progress") == 2
+
+
+def test_which_command_was_decided_on(home: Home, runs: Runs) -> None:
+    command = rows.Command(
+        id="1" * 32,
+        action="send",
+        role="reviewer",
+        delivery="steer",
+        status="uncertain",
+        received_at=NOW,
+        updated_at=NOW,
+    )
+    decided = event(6, event="control_command", role="reviewer", delivery_id="1" * 32, status="uncertain")
+    unknown = event(7, event="control_command", role="reviewer", delivery_id="2" * 32, status="accepted")
+    runs.make(SESSION, ID, command, decided, unknown)
+    *_, sent, other = home.call("events").out.splitlines()
+    assert "command: send" in sent and "not handed over" in sent and "uncertain" not in sent
+    assert "control command" in other and other.endswith("accepted")
+    assert home.json("events", "--last", "2").data["events"][0]["status"] == "uncertain"

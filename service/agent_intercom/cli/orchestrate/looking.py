@@ -8,6 +8,7 @@ the service manager, for the units of the one live run that it is about, and doe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,18 @@ from agent_intercom.cli.orchestrate import telling
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
 from agent_intercom.cli.orchestrate.resolving import resolved, ways_out
 from agent_intercom.cli.orchestrate.steps import steps as next_steps
-from agent_intercom.orchestration import harness, places, reader, runs, runtime, snapshot, standing, tmux
+from agent_intercom.orchestration import harness, places, reader, rows, runs, runtime, snapshot, standing, tmux
+from agent_intercom.orchestration.contract import MAX_EVENTS as MAX_RETAINED
 from agent_intercom.orchestration.contract import REVIEWER, Workflow
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.tui.view import count, words
+from agent_intercom.tui.view import CONTROL, count, folded, words
 
 LEGACY: Final = "legacy-run"
 BUSY: Final = "temporarily-unavailable"
 AVAILABLE: Final = "available"
 MAX_FILES: Final = 100
+NEWEST: Final = 50
+"""How many events are shown where nobody says how many."""
 
 _ENDED: Final = "ended"
 _IN_TMUX: Final = "in tmux"
@@ -57,17 +61,17 @@ def _list(options: argparse.Namespace) -> Answer:
         except Refusal as refusal:
             issues.append(runs.Issue(hosted[directory], refusal.text, directory))
     shown: list[JsonObject] = []
-    rows: list[Sequence[str]] = []
+    cells: list[Sequence[str]] = []
     for entry in entries[: runs.MAX_ITEMS]:
         data, row = _listed(entry, hosted)
         shown.append(data)
-        rows.append(row)
+        cells.append(row)
     for issue in issues[: runs.MAX_ITEMS - len(shown)]:
         shown.append(_issue(issue))
-        rows.append((issue.name, os.path.basename(issue.directory), "unreadable", "", "", "", issue.text, ""))
+        cells.append((issue.name, os.path.basename(issue.directory), "unreadable", "", "", "", issue.text, ""))
     truncated = truncated or len(shown) < len(entries) + len(issues)
     data = {"sessions": shown, "truncated": truncated, "total_sessions": total}
-    return Answer(data, telling.list_lines(rows, options.all, options.program, total))
+    return Answer(data, telling.list_lines(cells, options.all, options.program, total))
 
 
 def status(options: argparse.Namespace) -> Answer:
@@ -120,7 +124,16 @@ def status(options: argparse.Namespace) -> Answer:
 
 
 def events(options: argparse.Namespace) -> Answer:
-    """`events`: what has happened in a run, of all roles and of none, or of some roles only."""
+    """`events`: what has happened in a run, of all roles and of none, or of some roles only.
+
+    Programs get it from an event on; a person who does not say which gets the newest, with every sign of life of a
+    worker folded into its newest one.
+    """
+    if options.last is not None and options.limit is not None:
+        raise CommandFailure("invalid_arguments", "--limit does not go with --last", "Leave one of them out.")
+    said = options.json or options.after is not None or options.limit is not None
+    newest = options.last or (None if said else NEWEST)
+    after, limit = options.after or 0, options.limit or NEWEST
     entry = resolved(options)
     for role in options.role:
         if role not in entry.manifest.roles:
@@ -132,26 +145,32 @@ def events(options: argparse.Namespace) -> Answer:
         hint = f"`{options.program} status {entry.session}` tells what is known of it."
         raise CommandFailure("orchestration_error", "the run is too old to have events of a broker", hint)
     with ways_out(options, entry):
-        found = reader.event_pages(entry.database, dict.fromkeys(streams, options.after), options.limit)
+        cursors = dict.fromkeys(streams, after)
+        found = reader.event_pages(entry.database, cursors, limit if newest is None else MAX_RETAINED)
     together = sorted((each for page in found.pages.values() for each in page.events), key=lambda each: each.sequence)
-    page = together[: options.limit]
-    truncated = len(together) > len(page) or any(each.truncated for each in found.pages.values())
+    rows_ = together if options.json else folded(together)
+    page = rows_[:limit] if newest is None else rows_[-newest:]
+    older = 0 if newest is None else len(rows_) - len(page)
+    truncated = newest is None and (len(rows_) > len(page) or any(each.truncated for each in found.pages.values()))
+    if newest is not None:
+        after = page[0].sequence - 1 if page else found.latest
     data: JsonObject = {
         "session": entry.session,
         "run_id": entry.run_id,
         "roles": options.role,
         "events": [_fields(each) for each in page],
         "cursor": {
-            "after": options.after,
-            "next": page[-1].sequence if page else options.after,
+            "after": after,
+            "next": page[-1].sequence if page else after,
             "earliest_retained": found.earliest,
             "latest": found.latest,
-            "gap": found.earliest > options.after + 1,
+            "gap": newest is None and found.earliest > after + 1,
             "truncated": truncated,
         },
         "paths": snapshot.paths(entry.manifest),
     }
-    return Answer(data, telling.event_lines(data, options.program))
+    commands = {} if options.json else _commands(entry, page)
+    return Answer(data, telling.event_lines(data, options.program, older, commands))
 
 
 def usage(options: argparse.Namespace) -> Answer:
@@ -265,6 +284,17 @@ def _down(entry: runs.Entry, workers: Sequence[JsonObject] | None) -> set[str]:
         return set()
     ours = {name for name, role in entry.manifest.roles.items() if role.harness != harness.EXTERNAL}
     return ours - {worker["role"] for worker in workers if worker["active"] in {"active", "activating", "reloading"}}
+
+
+def _commands(entry: runs.Entry, events_: Sequence[rows.Event]) -> dict[str, str]:
+    """The actions of the control commands that events are of, by their ids, as far as they can be read."""
+    found: dict[str, str] = {}
+    for each in events_:
+        with contextlib.suppress(Refusal):
+            if each.event == CONTROL and each.delivery_id:
+                command = reader.command(entry.database, each.delivery_id)
+                found |= {} if command is None else {command.id: command.action}
+    return found
 
 
 def _external(entry: runs.Entry) -> dict[str, JsonObject]:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Final, NoReturn, TypeAlias
 
 from agent_intercom.cli.formatting import Formatter, HelpfulParser
+from agent_intercom.cli.orchestrate import startflags
 from agent_intercom.cli.orchestrate.answer import MEANINGS, Answer, usage
+from agent_intercom.cli.orchestrate.startflags import text, whole
 from agent_intercom.orchestration.contract import ROLES, THINKING
 
 Command: TypeAlias = Callable[[argparse.Namespace], Answer | int]
@@ -39,7 +41,6 @@ COMMANDS: Final = (
 )
 """The words that name a command in the envelope of `--json`."""
 
-_SPECIALISTS: Final = (("probe", "probe"), ("playwright", "playwright"), ("django", "django-expert"))
 _SESSION: Final = "name of a session (default: that of this directory, or the only one that runs)"
 
 
@@ -118,122 +119,10 @@ def _config(options: argparse.Namespace) -> Answer | int:
     return _lazy("config", options.action)(options)
 
 
-def _text(sub: argparse._ActionsContainer, name: str, what: str, *, required: bool = False) -> None:
-    """A text that is given as it is or in a file, never both."""
-    group = sub.add_mutually_exclusive_group(required=required) if isinstance(sub, Parser) else sub
-    group.add_argument(f"--{name}", metavar="TEXT", help=what)
-    group.add_argument(f"--{name}-file", metavar="FILE", help="the same, from a file; - reads standard input")
-
-
 def _start(adding: _Adding) -> None:
     example = "start --task-file task.md --with-probe --implementation-flow phased --dry-run"
     with adding.command("start", _lazy("starting", "start"), "start a run", example) as sub:
-        sub.add_argument("--project", metavar="DIR", help="where the team works (default: this directory)")
-        sub.add_argument("--session", metavar="NAME", help="name of the session (default: pi-DIRECTORY-agents)")
-        sub.add_argument("--dry-run", action="store_true", help="check everything, show what would be, make nothing")
-        sub.add_argument("--attach", action="store_true", help="show the dashboard of the run once it is started")
-        task = sub.add_argument_group("what is to be done")
-        _text(task, "task", "the task")
-        _text(task, "context-capsule", "what the team should know already, at most 12288 bytes")
-        task.add_argument(
-            "--implementation-flow", choices=("single", "phased"), metavar="single|phased", help="phased: plan first"
-        )
-        task.add_argument(
-            "--max-repair-rounds", type=_whole, metavar="N", help="rounds of repair before the run pauses"
-        )
-        _capsule(sub.add_argument_group("workspace capsule: what Git and the build files tell, as a hint to the team"))
-        _specialists(sub.add_argument_group("specialists"))
-        _models(sub.add_argument_group("models"))
-        _workers(sub.add_argument_group("workers"))
-        _budget(sub.add_argument_group("budget: thresholds that are watched; nothing is stopped by them"))
-
-
-def _capsule(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--workspace-capsule", action="store_true", default=None, help="give the team one")
-    group.add_argument("--no-workspace-capsule", dest="workspace_capsule", action="store_false", help="give none")
-    group.add_argument(
-        "--workspace-relevant-path",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="a path of the project that matters; repeatable, at most 16",
-    )
-
-
-def _specialists(group: argparse._ArgumentGroup) -> None:
-    for role, flag in _SPECIALISTS:
-        group.add_argument(
-            f"--with-{flag}", dest=f"with_{role}", action="store_true", default=None, help=f"with a {role} specialist"
-        )
-        group.add_argument(f"--without-{flag}", dest=f"with_{role}", action="store_false", help="without")
-        _text(group, f"{role}-task", f"what the {role} specialist is to look at")
-    group.add_argument(
-        "--force-specialist",
-        action="append",
-        default=[],
-        choices=[role for role, _ in _SPECIALISTS],
-        metavar="ROLE",
-        help="let ROLE take part in every round, whatever changed; repeatable",
-    )
-    group.add_argument(
-        "--custom-role",
-        action="append",
-        default=[],
-        nargs=4,
-        metavar=("ID", "PROVIDER", "MODEL", "THINKING"),
-        help="not available: this program has the five built-in roles",
-    )
-    group.add_argument("--role-registry", metavar="FILE", help="not available, like --custom-role")
-    group.add_argument("--no-project-custom-roles", action="store_true", help="accepted: there are none")
-
-
-def _models(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--profile", metavar="NAME", help="execution profile: thorough, balanced, economy, or your own")
-    for role in ROLES:
-        group.add_argument(f"--{role}-provider", metavar="P", help=f"provider of the {role}'s model")
-        group.add_argument(f"--{role}-model", metavar="M", help=f"model of the {role}")
-        group.add_argument(
-            f"--{role}-thinking", choices=THINKING, metavar="LEVEL", help=f"thinking level of the {role}"
-        )
-    group.add_argument("--skip-model-check", action="store_true", help="do not ask whether the models are available")
-
-
-def _workers(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--harness",
-        action="append",
-        default=[],
-        metavar="ROLE=NAME",
-        help="what runs in a role: pi, or external for a worker that somebody else starts; repeatable",
-    )
-    group.add_argument(
-        "--worker-skill", action="append", default=[], metavar="ROLE=FILE", help="a skill for a worker; repeatable"
-    )
-    group.add_argument(
-        "--worker-context",
-        action="append",
-        default=[],
-        metavar="ROLE=prune|retain",
-        help="whether a worker forgets finished assignments (default: prune); repeatable",
-    )
-    group.add_argument("--approve-project", action="store_true", help="trust the project's own agent settings")
-    group.add_argument("--rpc-workers", action="store_true", help="accepted: workers have no terminal anyway")
-
-
-def _budget(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--budget-enforcement",
-        choices=("warn-only", "hard"),
-        metavar="warn-only|hard",
-        help="what workers are told of it: that it is a warning, or that it is hard",
-    )
-    group.add_argument(
-        "--budget-override",
-        action="append",
-        default=[],
-        metavar="LEVEL.SCOPE.METRIC=N|off",
-        help="as in warning.run.operational_tokens=900000; repeatable, at most 60",
-    )
+        startflags.add(sub)
 
 
 def _session(sub: Parser, *, needed: bool = False) -> None:
@@ -291,8 +180,10 @@ def _looking(adding: _Adding) -> None:
         sub.add_argument(
             "--role", action="append", default=[], choices=ROLES, metavar="ROLE", help="of this role only; repeatable"
         )
-        sub.add_argument("--after", type=_whole, default=0, metavar="N", help="those after event N (default 0)")
-        sub.add_argument("--limit", type=_page, default=50, metavar="N", help="at most N, 1 to 100 (default 50)")
+        which = sub.add_mutually_exclusive_group()
+        which.add_argument("--after", type=whole, metavar="N", help="those after event N (with --json: 0)")
+        which.add_argument("--last", type=_page, metavar="N", help="the newest N, 1 to 100 (without --json: 50)")
+        sub.add_argument("--limit", type=_page, metavar="N", help="with --after: at most N, 1 to 100 (default 50)")
     with adding.command("usage", _lazy("looking", "usage"), "tell the tokens and the cost of a run", "usage") as sub:
         _session(sub)
         _run(sub)
@@ -304,7 +195,7 @@ def _steering(adding: _Adding) -> None:
     with adding.command("send", _lazy("steering", "send"), "say something to a worker", example) as sub:
         _session(sub, needed=True)
         _role(sub)
-        _text(sub, "message", "what to say", required=True)
+        text(sub, "message", "what to say", required=True)
         _run(sub)
         _command_id(sub)
         sub.add_argument(
@@ -371,10 +262,8 @@ def _tending(adding: _Adding) -> None:
         "prune", _lazy("pruning", "prune"), "remove runs that have ended", "prune --older-than 30 --yes"
     ) as sub:
         sub.add_argument("--session", metavar="NAME", help="of this session only")
-        sub.add_argument(
-            "--older-than", type=_whole, metavar="DAYS", help="those that ended earlier (orchestrate.toml)"
-        )
-        sub.add_argument("--keep", type=_whole, metavar="N", help="keep the newest N at most (orchestrate.toml)")
+        sub.add_argument("--older-than", type=whole, metavar="DAYS", help="those that ended earlier (orchestrate.toml)")
+        sub.add_argument("--keep", type=whole, metavar="N", help="keep the newest N at most (orchestrate.toml)")
         sub.add_argument("--original", action="store_true", help="those of the tmux program too")
         _yes(sub, "really remove them; without it, only tell which")
     with adding.command("config", _config, "check or show the settings", "config show") as sub:
@@ -436,14 +325,8 @@ def _supervisor(adding: _Adding) -> None:
         _run(command)
 
 
-def _whole(value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) <= 18):
-        raise argparse.ArgumentTypeError("must be a whole number")
-    return int(value)
-
-
 def _page(value: str) -> int:
-    number = _whole(value)
+    number = whole(value)
     if not 1 <= number <= 100:
         raise argparse.ArgumentTypeError("must be a whole number from 1 to 100")
     return number

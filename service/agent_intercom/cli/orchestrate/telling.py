@@ -16,7 +16,7 @@ from agent_intercom.cli.output import printable, table
 from agent_intercom.orchestration.contract import REVIEWER, ROLES, RoleState, Workflow
 from agent_intercom.orchestration.reader import Overview
 from agent_intercom.orchestration.standing import MESSAGE, Awaited
-from agent_intercom.tui.view import count, moment, words
+from agent_intercom.tui.view import count, moment, told, words
 
 _LIST: Final = ("SESSION", "RUN", "STATE", "ROUND", "WORKERS", "TOKENS", "NOW", "PROJECT")
 _ROLE_HEADER: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", "TOKENS", "CONTEXT", "MODEL")
@@ -100,9 +100,13 @@ def status_lines(
 
 
 @_printable
-def event_lines(data: Mapping[str, Any], program: str) -> Iterator[str]:
-    """Events, oldest first."""
+def event_lines(data: Mapping[str, Any], program: str, older: int, commands: Mapping[str, str]) -> Iterator[str]:
+    """Events, oldest first. `older` were left out before them; `commands` has actions by the ids of commands."""
     cursor = data["cursor"]
+    roles = "".join(f" --role {role}" for role in data["roles"])
+    again = f"{program} events {data['session']} --run {data['run_id']}{roles} --after"
+    if older:
+        yield f"({older} older: {again} 0)"
     if cursor["gap"]:
         yield f"(events before {cursor['earliest_retained']} are not retained)"
     if not data["events"]:
@@ -115,16 +119,16 @@ def event_lines(data: Mapping[str, Any], program: str) -> Iterator[str]:
                 str(event["sequence"]),
                 f"{event['timestamp'][:10]} {moment(event['timestamp'])}",
                 event["role"] or _UNTOLD,
-                words(event["event"]),
+                what,
                 _number(event["round"]),
-                words(event["status"]),
+                status,
             )
             for event in data["events"]
+            for what, status in [told(event["event"], event["status"], event["delivery_id"], commands)]
         ],
     )
     if cursor["truncated"]:
-        roles = "".join(f" --role {role}" for role in data["roles"])
-        yield f"(more: {program} events {data['session']} --run {data['run_id']}{roles} --after {cursor['next']})"
+        yield f"(more: {again} {cursor['next']})"
 
 
 @_printable

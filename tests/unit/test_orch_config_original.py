@@ -183,20 +183,21 @@ def test_custom_roles_are_refused_where_they_would_count(files: Files) -> None:
     assert plan(files.load(), asked).project_config.matched
 
 
-NOT_JSON = "must be UTF-8 JSON in which no key stands twice"
+NOT_JSON = "must be JSON in UTF-8 in which no key stands twice and every number is one"
+AT = "must be JSON: {} (at line {}, column {})"
 
 
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
-        (b"", NOT_JSON),
-        (b"{", NOT_JSON),
+        (b"", AT.format("Expecting value", 1, 1)),
+        (b'{"version": 1,\n  }', AT.format("Expecting property name enclosed in double quotes", 2, 3)),
         (b"\xff", NOT_JSON),
-        (b'\xef\xbb\xbf{"version":1}', NOT_JSON),
+        (b'\xef\xbb\xbf{"version":1}', AT.format("Unexpected UTF-8 BOM (decode using utf-8-sig)", 1, 1)),
         (b'{"version":1,"version":1}', NOT_JSON),
         (b'{"version":1,"roles":{"probe":{},"probe":{}}}', NOT_JSON),
         (b'{"version":NaN}', NOT_JSON),
-        (b'{"version":1}//', NOT_JSON),
+        (b'{"version":1}//', AT.format("Extra data", 1, 14)),
         (b"[" * 60_000, NOT_JSON),
         (b"1" * 5_000, NOT_JSON),
         (b'{"version":1}' + b" " * 65_536, "must have at most 65536 bytes"),

@@ -326,7 +326,7 @@ def test_forced_specialists(forced: list[str], specialists: dict[str, Any], expe
         return
     error = refused(configuration(), forced=forced, specialists=specialists)
     assert (error.code, error.field) == ("orchestration_error", "--force-specialist")
-    assert error.text.startswith("Forced specialists ")
+    assert error.text.startswith("--force-specialist")
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,7 @@ BAD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a directory": (("--task-file", "."), "invalid_arguments", "--task-file cannot be read"),
     "not UTF-8": (("--task-file", "{binary}"), "invalid_arguments", "not UTF-8"),
     "a long task": (("--task-file", "{long}"), "invalid_arguments", "64 KiB safety limit"),
-    "a task too long for a worker": (("--task-file", "{large}"), "worker_context_too_large", ""),
+    "a task too long for a worker": (("--task-file", "{large}"), "worker_context_too_large", "a file of the project"),
     "a long capsule": ((*TASK, "--context-capsule-file", "{long}"), "invalid_arguments", "12 KiB safety limit"),
     "a capsule at the limit": ((*TASK, "--context-capsule-file", "{limit}"), "invalid_arguments", "12 KiB"),
     "a session": ((*TASK, "--session", "a b"), "invalid_arguments", "--session"),
@@ -412,7 +412,23 @@ BAD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a profile": ((*TASK, "--profile", "quick"), "orchestration_error", "Unknown execution profile: quick"),
     "a task without its role": ((*TASK, "--probe-task", "x"), "invalid_arguments", "requires --with-probe"),
     "a task without its expert": ((*TASK, "--django-task", "x"), "invalid_arguments", "requires --with-django-expert"),
-    "forced, not there": ((*TASK, "--force-specialist", "probe"), "orchestration_error", "--force-specialist"),
+    "forced, not there": ((*TASK, "--force-specialist", "probe"), "orchestration_error", "say --with-probe, too"),
+    "forced twice": (
+        (*TASK, WITH["probe"], *["--force-specialist", "probe"] * 2),
+        "orchestration_error",
+        "names a specialist twice",
+    ),
+    "a metric": (
+        (*TASK, "--budget-override", "warning.run.cost_totl=5"),
+        "invalid_arguments",
+        "no metric cost_totl; metrics are provider_calls",
+    ),
+    "a metric that was meant": (
+        (*TASK, "--budget-override", "hard.run.operational_token=5"),
+        "invalid_arguments",
+        "(did you mean operational_tokens?)",
+    ),
+    "a scope": ((*TASK, "--budget-override", "hard.runs.cost_total=5"), "invalid_arguments", "did you mean run?"),
     "thinking": ((*TASK, "--probe-thinking", "deep"), "invalid_arguments", "--probe-thinking"),
     "provider alone": ((*TASK, "--reviewer-provider", "p"), "orchestration_error", "reviewer"),
     "an unknown model": (

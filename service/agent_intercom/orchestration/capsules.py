@@ -112,8 +112,10 @@ def baseline(role: str, project: str, task: str, capsule: str, role_task: str, w
     sections += [f"## Role focus\n\n{role_task.rstrip()}".rstrip(), f"## Rules\n\n{_CLOSING}"]
     text = "\n\n".join(sections)
     if utf16_length(text) > contract.MAX_MESSAGE_UNITS:
-        limit = f"exceeds {contract.MAX_MESSAGE_UNITS} UTF-16 units"
-        raise Refusal(contract.Code.CONTEXT_TOO_LARGE, f"The baseline of {role} {limit}", "baseline")
+        what = f"the task with its capsules and instructions is more than the {role} takes in one message"
+        limit = f"{contract.MAX_MESSAGE_UNITS} characters"
+        way_out = "shorten them, or put the details into a file of the project and name it in the task"
+        raise Refusal(contract.Code.CONTEXT_TOO_LARGE, f"{what} ({limit}); {way_out}", "baseline")
     return text
 
 

@@ -191,7 +191,8 @@ def _write_system_prompt(run: rundir.Run, role: str, plan_first: bool) -> None:
     try:
         privatefiles.replace(harness.system_prompt_file(run.path, role), text.encode())
     except OSError as error:
-        raise Refusal("run_unwritable", "the system prompt cannot be written", role) from error
+        text = f"the system prompt cannot be written into the run's directory: {os.strerror(error.errno or 0)}"
+        raise Refusal("run_unwritable", text, role) from error
 
 
 def _give_up(status: int, why: str) -> int:

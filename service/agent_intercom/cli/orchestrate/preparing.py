@@ -26,8 +26,9 @@ from agent_intercom.orchestration import (
     runtime,
     tmux,
 )
+from agent_intercom.orchestration.config.flagfaults import specialist_flag
 from agent_intercom.orchestration.config.load import load
-from agent_intercom.orchestration.config.plan import Asked, Plan, check_flags, plan, specialist_flag
+from agent_intercom.orchestration.config.plan import Asked, Plan, check_flags, plan
 from agent_intercom.orchestration.contract import MAX_CAPSULE, ROLES, SPECIALISTS
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import MAX_SKILLS, Manifest, Skill, read_skill

@@ -25,7 +25,7 @@ _KEYS: Final = {1: _FIRST, 2: _SECOND, 3: _THIRD, 4: _THIRD}
 _BUDGET_KEYS: Final = (("version", "enforcement", *budget.LEVELS), budget.SCOPES, budget.METRICS)
 """The keys of a budget policy: of itself, of a level and of a scope."""
 
-_JSON: Final = "must be UTF-8 JSON in which no key stands twice"
+_JSON: Final = "must be JSON in UTF-8 in which no key stands twice and every number is one"
 
 
 class OriginalProject(model.ProjectTable):
@@ -172,7 +172,20 @@ def _read(file: str, project: str | None) -> tuple[Any, bool, list[Problem]]:
     try:
         return privatefiles.decode(content), True, []
     except ValueError:
-        return None, True, [Problem(file, "", _JSON)]
+        return None, True, [Problem(file, "", _json_fault(content))]
+
+
+def _json_fault(content: bytes) -> str:
+    """Why a text is not the JSON that it must be, and where; of the text itself at most one character is quoted."""
+    import json  # only where something is wrong
+
+    try:
+        json.loads(content.decode())
+    except json.JSONDecodeError as error:
+        return f"must be JSON: {error.msg} (at line {error.lineno}, column {error.colno})"
+    except (ValueError, RecursionError):
+        pass
+    return _JSON
 
 
 def _custom_roles(value: Mapping[str, Any], file: str) -> list[Problem]:

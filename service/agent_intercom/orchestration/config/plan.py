@@ -15,6 +15,7 @@ import msgspec
 
 from agent_intercom.orchestration import activation, budget, contract, harness, manifest
 from agent_intercom.orchestration.config import packaged
+from agent_intercom.orchestration.config.flagfaults import not_forced, specialist_flag, unknown_threshold
 from agent_intercom.orchestration.config.shapes import (
     INVALID,
     ORCHESTRATE,
@@ -315,8 +316,7 @@ def _forced(asked: Asked, enabled: Sequence[str]) -> tuple[str, ...]:
     try:
         return activation.forced_list(list(asked.forced), enabled)
     except Refusal as error:
-        text = f"{error.text}; --force-specialist takes one that is enabled, once"
-        raise Refusal(ERROR, text, "--force-specialist") from error
+        raise Refusal(ERROR, not_forced(asked.forced, enabled), "--force-specialist") from error
 
 
 def _budget(configuration: Configuration, asked: Asked) -> tuple[budget.Policy, dict[str, Source]]:
@@ -337,6 +337,9 @@ def _budget(configuration: Configuration, asked: Asked) -> tuple[budget.Policy, 
 
 
 def _budget_flags(asked: Asked) -> budget.Policy:
+    for text in asked.budget_overrides:
+        if fault := unknown_threshold(text):
+            raise Refusal(INVALID_ARGUMENTS, fault, "--budget-override")
     with _of_a_budget_flag():
         return budget.overrides(asked.budget_overrides, asked.budget_enforcement)
 
@@ -397,13 +400,15 @@ def check_flags(asked: Asked) -> None:
     for role, name in asked.harness.items():
         _one_of(role, contract.ROLES, "--harness")
         _one_of(name, sorted(harness.HARNESSES), "--harness")
+    if asked.profile == "":
+        raise Refusal(INVALID_ARGUMENTS, "--profile is empty", "--profile")
     if asked.flow is not None:
         _one_of(asked.flow, packaged.FLOWS, "--implementation-flow")
     for role in asked.specialists:
         _one_of(role, contract.SPECIALISTS, "--with-SPECIALIST")
     rounds = asked.max_repair_rounds
     if rounds is not None and not 0 <= rounds <= MAX_REPAIR_ROUNDS:
-        text = f"--max-repair-rounds must be from 0 to {MAX_REPAIR_ROUNDS}"
+        text = f"--max-repair-rounds must be a whole number from 0 to {MAX_REPAIR_ROUNDS}"
         raise Refusal(INVALID_ARGUMENTS, text, "--max-repair-rounds")
     _budget_flags(asked)
 
@@ -423,12 +428,6 @@ def _project_source(models: Models, project: Project, name: str) -> Source:
 
 def _capsule_flag(wanted: bool | None) -> str:
     return "--workspace-capsule" if wanted else "--no-workspace-capsule"
-
-
-def specialist_flag(role: str, wanted: bool) -> str:
-    """The flag that has a specialist take part, or not."""
-    name = "django-expert" if role == contract.DJANGO else role
-    return f"--with-{name}" if wanted else f"--without-{name}"
 
 
 def _joined(*parts: str) -> str:

@@ -296,3 +296,20 @@ def test_a_bridge_is_told_of_three_metrics_of_assignments() -> None:
     assert budget.soft_tokens(full) == (200000, 600000)
     off = budget.overrides(["warning.run.operational_tokens=off", "warning.role.operational_tokens=off"])
     assert budget.soft_tokens(budget.merge(PACKAGED, off)) == (0, 0)
+
+
+@pytest.mark.parametrize("scope", budget.SCOPES)
+@pytest.mark.parametrize("metric", budget.METRICS)
+def test_every_threshold_is_looked_at(scope: str, metric: str) -> None:
+    policy = budget.overrides([f"warning.{scope}.{metric}=5", f"hard.{scope}.{metric}=9"])
+    reached = scope == "assignment"
+
+    def levels(value: float | None) -> list[str]:
+        return [each.level for each in budget.crossed(policy, [(scope, "probe", {metric: value})])]
+
+    assert levels(None) == levels(4) == [] and levels(6) == ["warning"] and levels(10) == ["hard"]
+    assert levels(5) == (["warning"] if reached else []) and levels(9) == (["hard"] if reached else ["warning"])
+    others = [(other, "probe", {metric: 99}) for other in budget.SCOPES if other != scope]
+    assert list(budget.crossed(policy, others)) == []
+    [found] = budget.crossed(policy, [(scope, None, {metric: 6})])
+    assert found == budget.Crossed(scope, None, "warning", metric, 6, 5)

@@ -118,3 +118,11 @@ def test_nothing_is_guessed_where_nothing_is_known() -> None:
         CONFLICT.text,
         "`pi-tmux-agents status s` tells where the run stands.",
     )
+
+
+def test_a_worker_of_somebody_else_is_not_restarted_from_here() -> None:
+    shown = snapshot(role("reviewer", **AWAY))
+    asked = explaining.Asked("send", "reviewer", "s", "a" * 32, external=True)
+    text, hint = explaining.refused(shown, asked, UNCERTAIN)
+    assert text == "nothing was handed to reviewer: its worker is not connected"
+    assert "restart" not in hint and "`orchestrate status s`" in hint

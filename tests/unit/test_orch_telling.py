@@ -238,7 +238,8 @@ def test_where_words_can_be_read(home: Home, runs: Runs) -> None:
         told = home.call("status").out.splitlines()
         found = home.json("status").data["sessions"]
     assert f"sessions: {sessions}/ROLE has what the agent of a role said and did" in told
-    assert f"read: why implementer stopped without a report: {sessions}/implementer/2026-02_b.jsonl" in told
+    why = "why implementer stopped without a report, such as an error of its provider"
+    assert f"read: {why}: {sessions}/implementer/2026-02_b.jsonl" in told
     assert f"read: what the reviewer said: {sessions}/reviewer" in told
     assert found["implementer"] == f"{sessions}/implementer/2026-02_b.jsonl" and found["probe"] == f"{sessions}/probe"
 

@@ -352,6 +352,16 @@ def test_signs_of_life_do_not_scroll_by() -> None:
     assert len(told) == 1 and "report accepted" in told[0]
 
 
+def test_a_sign_of_life_alone_is_no_line() -> None:
+    told: list[str] = []
+    shown = Summaries(told.append, PLAIN)
+    shown.show(reading(event(1)))
+    shown.show(reading(event(2, "worker_progress", "tool", role="probe"), state="ready"))
+    assert len(told) == 1
+    shown.show(reading(event(3), state="ready"))
+    assert len(told) == 2 and "READY" in told[1]
+
+
 # The terminal.
 
 

@@ -179,6 +179,9 @@ class Summaries:
 
     def show(self, reading: Reading) -> None:
         shown = self._picture.take(reading)
+        if reading.events and all(each.event == view.PROGRESS for each in reading.events) and not reading.life.over:
+            # A sign of life alone is no news; what it says is told with the next.
+            return
         line = layout.summary(shown, self._style)
         if line != self._last:
             self._last = line

@@ -236,7 +236,7 @@ def _place_lines(data: Mapping[str, Any], waiting: Sequence[Awaited]) -> Iterato
     if sessions:
         yield f"sessions: {data['paths']['coordination']}/sessions/ROLE has what the agent of a role said and did"
     for role in [each.role or "" for each in waiting if each.what == MESSAGE and each.role in sessions]:
-        yield f"read: why {role} stopped without a report: {sessions[role]}"
+        yield f"read: why {role} stopped without a report, such as an error of its provider: {sessions[role]}"
     if data["broker"]["workflow"]["state"] in {Workflow.READY, Workflow.NEEDS_ATTENTION} and REVIEWER in sessions:
         yield f"read: what the {REVIEWER} said: {sessions[REVIEWER]}"
 

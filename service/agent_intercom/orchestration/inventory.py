@@ -40,7 +40,7 @@ HELD: Final = {
     IN_TMUX: "it lives in tmux",
     IN_USE: "a process has its directory or a file of it open",
     ORIGINAL: "it is the tmux program's",
-    UNREADABLE: "its manifest cannot be read",
+    UNREADABLE: "its manifest is gone, or cannot be read",
     MOUNTED: "another file system is mounted in it",
     CLOSED: "something in it is another user's, or may not be changed",
     ENDLESS: "more lies in it than is looked at",

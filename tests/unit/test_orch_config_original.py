@@ -314,3 +314,21 @@ def test_no_fault_quotes_a_value(files: Files) -> None:
         assert CANARY not in caught.value.text
     files.models.write_text(CANARY)
     assert CANARY not in files.problem()[1]
+
+
+def test_every_variable_that_names_no_place_is_told(files: Files) -> None:
+    wrong = ["PI_TMUX_ORCHESTRATOR_CONFIG", "PI_TMUX_ORCHESTRATOR_BUDGET_CONFIG"]
+    files.environ |= dict.fromkeys(wrong, "x.json")
+    assert files.examine().problems == [(name, "", "must be an absolute path") for name in wrong]
+    files.environ = {"HOME": str(files.home), "PI_CODING_AGENT_DIR": "x"}
+    (problem,) = files.examine().problems
+    assert problem.file == "PI_CODING_AGENT_DIR"
+
+
+def test_a_broken_file_of_models_hides_no_profile_that_is_not_there(files: Files) -> None:
+    mine = dict.fromkeys(ROLES, "low")
+    files.json({"version": 2, "defaultProfile": "fast", "profiles": {"mine": mine, "bad": {}}, "defaults": {"x": 1}})
+    found = files.examine().problems
+    assert sorted(one.key for one in found) == ["defaultProfile", "defaults.x", "profiles.bad"]
+    files.environ["AGENT_INTERCOM_ORCHESTRATE_DEFAULT_PROFILE"] = "mine"
+    assert files.examine().problems == found

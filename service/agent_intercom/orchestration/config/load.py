@@ -54,10 +54,9 @@ def load(environ: Mapping[str, str], project: str | None = None) -> Configuratio
 
 def examine(environ: Mapping[str, str], project: str | None = None) -> Examined:
     """The same with every fault, and without an exception."""
-    try:
-        names = places.config_file(environ), places.model_config(environ), places.budget_config(environ)
-    except Refusal as error:
-        return Examined(None, (), [Problem(error.field, "", error.text.removeprefix(f"{error.field} "))])
+    names, problems = _places(environ)
+    if problems:
+        return Examined(None, (), problems)
     own_name, model_name, budget_name = names
     ours = own.read(own_name, project)
     variable, problems = model.profile_variable(environ)
@@ -95,6 +94,17 @@ def examine(environ: Mapping[str, str], project: str | None = None) -> Examined:
         return Examined(None, looked_at, problems, tolerated)
     configuration = _configuration(ours.file, looked_at, ours.keys, variable, models, budgets)
     return Examined(configuration, looked_at, [], tolerated)
+
+
+def _places(environ: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
+    """Where the three files are, and the variables that cannot say it."""
+    names, problems = [], []
+    for place in (places.config_file, places.model_config, places.budget_config):
+        try:
+            names.append(place(environ))
+        except Refusal as error:
+            problems.append(Problem(error.field, "", error.text.removeprefix(f"{error.field} ")))
+    return names, _once(problems)
 
 
 def _models(

@@ -247,6 +247,12 @@ def test_an_answer_is_no_longer_than_callers_take(home: Home) -> None:
     assert len(said.out) < 256 * 1024 and not first.parent.exists()
 
 
+@pytest.mark.parametrize("root", ["relative", "/dev/null"])
+def test_a_root_that_is_none_is_told_with_the_way_out(home: Home, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    monkeypatch.setenv("AGENT_INTERCOM_RUNS_DIR", root)
+    assert home.json("prune", "--keep", "0").error[1].endswith(". `orchestrate doctor` tells more.")
+
+
 def test_numbers_and_days_are_told_as_people_say_them() -> None:
     assert [pruning.ago(days * 86_400 + 5) for days in (0, 1, 2)] == ["today", "1 day ago", "2 days ago"]
     assert [pruning.count(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.cli import output
-from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, JsonObject
+from agent_intercom.cli.orchestrate.answer import ERROR, LOCAL_RUNTIME_ERROR, Answer, CommandFailure, JsonObject
 from agent_intercom.orchestration import inventory, retention, rundir, runtime
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.inventory import Inventory, Leftover, RunFiles
@@ -116,7 +116,7 @@ def choose(found: Inventory, rules: Rules, now: float) -> list[tuple[RunFiles, s
 
 
 def _plan(options: argparse.Namespace, rules: Rules, now: float) -> Plan:
-    found = inventory.take(os.environ, now, original=options.original)
+    found = _taken(options, now)
     if options.keep is not None:
         # Who says how many are to be kept of a session does not mean how many of all.
         found = _of_session(found, options.session)
@@ -126,6 +126,13 @@ def _plan(options: argparse.Namespace, rules: Rules, now: float) -> Plan:
     gone = {run.directory for run, _ in runs}
     leftovers = [each for each in found.leftovers if _is_due(each, now) and os.path.dirname(each.name) not in gone]
     return Plan(runs, leftovers, [run for run in found.runs if run.directory not in gone], found.closed)
+
+
+def _taken(options: argparse.Namespace, now: float) -> Inventory:
+    try:
+        return inventory.take(os.environ, now, original=options.original)
+    except Refusal as refusal:
+        raise CommandFailure(ERROR, refusal.text, f"`{options.program} doctor` tells more.") from refusal
 
 
 def _of_session(found: Inventory, session: str | None) -> Inventory:

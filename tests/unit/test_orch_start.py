@@ -463,7 +463,7 @@ BAD: dict[str, tuple[tuple[str, ...], str, str]] = {
         "invalid_arguments",
         "warning.run.operational_tokens",
     ),
-    "rounds": ((*TASK, "--max-repair-rounds", "-1"), "invalid_arguments", "--max-repair-rounds"),
+    "rounds": ((*TASK, "--max-repair-rounds", "-1"), "invalid_arguments", "a whole number, 0 or more"),
     "many rounds": ((*TASK, "--max-repair-rounds", "1000001"), "invalid_arguments", "--max-repair-rounds"),
     "a flow": ((*TASK, "--implementation-flow", "loose"), "invalid_arguments", "--implementation-flow"),
     "an unknown flag": ((*TASK, "--fast"), "invalid_arguments", "--fast"),

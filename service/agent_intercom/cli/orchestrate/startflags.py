@@ -129,5 +129,5 @@ def text(sub: argparse._ActionsContainer, name: str, what: str, *, required: boo
 def whole(value: str) -> int:
     """A number of a command line."""
     if not (value.isascii() and value.isdecimal() and len(value) <= 18):
-        raise argparse.ArgumentTypeError("must be a whole number")
+        raise argparse.ArgumentTypeError("must be a whole number, 0 or more")
     return int(value)

@@ -258,6 +258,8 @@ def test_a_worker_of_somebody_else(home: Home, runs: Runs, monkeypatch: pytest.M
     assert "away, g3, external" in told and "reviewer" not in found["sessions"]
     assert f"it connects to {alive.path} as generation 3, with the token in {directory}/reviewer.token" in told
     assert "restart" not in told
+    place = {"socket": alive.path, "token_file": f"{directory}/reviewer.token", "generation": 3}
+    assert found["external"] == {"reviewer": place}
 
 
 def test_a_worker_on_its_way_is_not_away(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def status(options: argparse.Namespace) -> Answer:
         "workers": workers,
         "budget_exceeded": over,
         "budget_crossed": [each._asdict() for each in crossed],
-        "external": _external(entry),
+        "external": _external(entry, shown),
         "sessions": _sessions(entry, shown, waiting),
         "awaited": [each._asdict() for each in waiting],
         "next": steps,
@@ -297,10 +297,15 @@ def _commands(entry: runs.Entry, events_: Sequence[rows.Event]) -> dict[str, str
     return found
 
 
-def _external(entry: runs.Entry) -> dict[str, JsonObject]:
-    """By role, what whoever starts its worker needs: the address, and the file with the token."""
+def _external(entry: runs.Entry, shown: Mapping[str, Any] | None) -> dict[str, JsonObject]:
+    """By role, what whoever starts its worker needs: the address, the file with the token, and the generation."""
+    generations = {} if shown is None else {row["role"]: row["generation"] for row in shown["roles"]}
     return {
-        name: {"socket": _socket(entry), "token_file": os.path.join(entry.directory, f"{name}.token")}
+        name: {
+            "socket": _socket(entry),
+            "token_file": os.path.join(entry.directory, f"{name}.token"),
+            "generation": generations.get(name),
+        }
         for name, role in entry.manifest.roles.items()
         if role.harness == harness.EXTERNAL
     }

@@ -225,12 +225,11 @@ def _measure(crossed: Mapping[str, Any], name: str) -> str:
 
 def _place_lines(data: Mapping[str, Any], waiting: Sequence[Awaited]) -> Iterator[str]:
     """Where external workers connect to, and where what was said can be read."""
-    generations = {row["role"]: row["generation"] for row in data["broker"]["roles"]}
     for role, place in data["external"].items():
         if place["socket"] is not None:
             yield (
                 f"external: {role} is started by whoever runs it; it connects to {place['socket']} as generation "
-                f"{generations.get(role, 1)}, with the token in {place['token_file']}"
+                f"{place['generation']}, with the token in {place['token_file']}"
             )
     sessions: Mapping[str, str] = data["sessions"]
     if sessions:

@@ -367,7 +367,7 @@ REFUSED: Final[list[tuple[Json, str]]] = [
     ({"action": "start", "task": "x", "profile": "no-such-profile"}, "no-such-profile"),
     ({"action": "start", "task": "x", "workspaceCapsule": True}, "is not the root of a Git repository"),
     ({"action": "start", "task": "x", "workerSkills": {"probe": [__file__]}}, "the run has no probe"),
-    ({"action": "start", "task": "x", "workerSkills": {"reviewer": ["/nowhere"]}}, "a file cannot be read"),
+    ({"action": "start", "task": "x", "workerSkills": {"reviewer": ["/nowhere"]}}, "/nowhere cannot be read"),
     ({"action": "start", "task": "x", "workerContext": {"probe": "retain"}}, "the run has no probe"),
     ({"action": "status", "session": "nobody"}, "there is no session of that name"),
     ({"action": "status", "session": "not a name"}, "a session's name is made of"),

@@ -74,7 +74,10 @@ def read_worker_context(text: str) -> dict[str, str]:
 
 
 def _members(text: str, key: str) -> Any:
-    record = json.loads(text)
+    try:
+        record = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("not a policy") from error
     version = record.get("version") if isinstance(record, dict) else None
     if type(version) is not int or version != _VERSION or record.keys() != {"version", key}:
         raise ValueError("not a policy of this version")

@@ -179,7 +179,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read(coord: str) -> Manifest:
-    """The manifest of the run whose canonical path is `coord`.
+    """The manifest of the run whose canonical path is `coord`. Its project may be gone: what was done stays readable.
 
     Raises Refusal `manifest_invalid`, or `run_gone` where there is no manifest at all.
     """
@@ -191,8 +191,6 @@ def read(coord: str) -> Manifest:
         text = "the manifest is too long" if error.errno == errno.EFBIG else "the manifest cannot be read"
         raise Refusal("manifest_invalid", text, NAME) from error
     manifest = parse(content, coord)
-    if not path.isdir(manifest.project) or path.realpath(manifest.project) != manifest.project:
-        _refuse("project")
     for name, role in manifest.roles.items():
         if role.prompt_path is not None and not _has_content(role.prompt_path):
             _refuse(f"roles.{name}.prompt_path")

@@ -8,10 +8,10 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from os import path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agent_intercom.cli import output
-from agent_intercom.cli.orchestrate.answer import ERROR, Answer, JsonObject
+from agent_intercom.cli.orchestrate.answer import ERROR, Answer, JsonObject, bounded
 from agent_intercom.cli.orchestrate.preparing import project_of
 from agent_intercom.orchestration import places
 from agent_intercom.orchestration.config.load import Examined, examine
@@ -26,6 +26,10 @@ class Setting(NamedTuple):
 
     value: Any
     source: Source
+
+
+MAX_PROBLEMS: Final = 100
+"""How many faults an answer has: callers read a quarter of a MiB."""
 
 
 def check(options: argparse.Namespace) -> Answer:
@@ -68,7 +72,9 @@ def _failed(found: Examined, problems: Sequence[Problem], project: str) -> Answe
     count = "1 fault" if len(every) == 1 else f"{len(every)} faults"
     consequence = "no run starts before that is put right" if problems else "runs that do without what is named start"
     settings = {} if problems else _settings(found.configuration, project)
-    lines = [output.printable(problem.text) for problem in every]
+    lines = [output.printable(problem.text) for problem in every[:MAX_PROBLEMS]]
+    if len(every) > MAX_PROBLEMS:
+        lines.append(f"and {len(every) - MAX_PROBLEMS} more")
     return Answer(_data(found, settings, every), lines, (ERROR, f"{count} in the settings; {consequence}"))
 
 
@@ -79,7 +85,10 @@ def _data(found: Examined, settings: dict[str, Setting], problems: Sequence[Prob
             for file in found.files
         ],
         "settings": {key: {"value": one.value, "source": one.source.text} for key, one in settings.items()},
-        "problems": [problem._asdict() for problem in problems],
+        "problems": [
+            {name: bounded(text) for name, text in problem._asdict().items()} for problem in problems[:MAX_PROBLEMS]
+        ],
+        "problems_total": len(problems),
     }
 
 

@@ -255,6 +255,8 @@ def test_a_worker_of_somebody_else(home: Home, runs: Runs, monkeypatch: pytest.M
     with runs.alive(directory) as alive:
         told = home.call("status").out
         found = home.json("status").data
+        change(directory, role("reviewer", connected=True, generation=3))
+        assert "it connects to" not in home.call("status").out
     assert "away, g3, external" in told and "reviewer" not in found["sessions"]
     assert f"it connects to {alive.path} as generation 3, with the token in {directory}/reviewer.token" in told
     assert "restart" not in told

@@ -224,9 +224,10 @@ def _measure(crossed: Mapping[str, Any], name: str) -> str:
 
 
 def _place_lines(data: Mapping[str, Any], waiting: Sequence[Awaited]) -> Iterator[str]:
-    """Where external workers connect to, and where what was said can be read."""
+    """Where external workers that are away connect to, and where what was said can be read."""
+    here = {row["role"] for row in data["broker"]["roles"] if row["connected"]}
     for role, place in data["external"].items():
-        if place["socket"] is not None:
+        if place["socket"] is not None and role not in here:
             yield (
                 f"external: {role} is started by whoever runs it; it connects to {place['socket']} as generation "
                 f"{place['generation']}, with the token in {place['token_file']}"

@@ -51,6 +51,13 @@ from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig
 from agent_intercom.wire.clock import system_now
 asked = json.load(sys.stdin)
 os.makedirs(asked["project"], exist_ok=True)
+if asked["relevant_path"]:
+    import subprocess
+    from agent_intercom.orchestration import workspace
+    git = ["git", "-C", asked["project"], "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    asked["startup"]["workspace_capsule"] = workspace.build(asked["project"], [asked["relevant_path"]])
 role = rundir.RoleSpec(provider=asked["provider"], model=asked["model"], thinking="off")
 spec = rundir.RunSpec(
     unit=asked["unit"], project=asked["project"], approve_project=False, transport="rpc",
@@ -87,7 +94,10 @@ sys.stdout.write(answer[4:].decode())
 
 
 class Run:
-    """A run of alice's. What it is made of is the caller's; everything else is as `orchestrate start` would have it."""
+    """A run of alice's. What it is made of is the caller's; everything else is as `orchestrate start` would have it.
+
+    With `relevant_path` it has a workspace capsule that names it, and its project is a repository.
+    """
 
     def __init__(
         self,
@@ -98,7 +108,7 @@ class Run:
         task: str = "Make authentication sound.",
         role_tasks: dict[str, str] | None = None,
         context_capsule: str | None = None,
-        workspace_capsule: str | None = None,
+        relevant_path: str | None = None,
         session: str = "pi-project-agents",
         scope: str | None = None,
         environment: dict[str, str] | None = None,
@@ -115,7 +125,7 @@ class Run:
         startup = {"task": task, "role_tasks": role_tasks or {}, "context_capsule": context_capsule}
         asked = {
             **{"unit": self.unit, "project": project, "provider": provider, "model": model, "roles": self.roles},
-            **{"flow": flow, "startup": {**startup, "workspace_capsule": workspace_capsule}},
+            **{"flow": flow, "startup": startup, "relevant_path": relevant_path},
             **{"root": ROOT, "session": session, "run_id": f"run-{self.unit}"},
             **{"scope": scope, "environment": environment or {}},
         }

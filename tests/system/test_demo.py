@@ -64,7 +64,7 @@ def check(said: str) -> None:
         r"round 2 +the run is ready",
         r"\$ orchestrate status demo-team-[0-9a-f]{8}",
         r"state: ready, round 2, phased flow",
-        r"implementer +up, g1 +idle ",
+        r"implementer +up, g1, external +idle ",
         r"\$ orchestrate usage demo-team-[0-9a-f]{8}",
         r"all +5 +[1-9]",
         r"\+    return len\(text.split\(\)\)",

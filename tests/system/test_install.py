@@ -136,7 +136,7 @@ def test_doctor_and_prune_see_what_is_left_of_a_run_that_nobody_listens_for(bed:
     assert left_running(bed) == []
     bed.as_user("alice", "systemctl --user stop orchestrate@r2.socket")
     stop = "orchestrate stop canary-session --yes"
-    way_out = f"{stop}; or systemctl --user stop orchestrate-r2.slice"
+    way_out = f"`{stop}`; or `systemctl --user stop orchestrate-r2.slice`"
     text = "canary-session: 1 process is left of it, and nobody listens for it"
     assert left_running(bed) == [("fail", text, way_out)]
     pruned = json.loads(bed.as_user("alice", "orchestrate prune --keep 0 --yes --json").stdout)["data"]

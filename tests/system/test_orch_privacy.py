@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +48,7 @@ def telling_run(bed: Any, door: Door, canary: Canaries) -> Run:
         task=f"Secure the {canary('task')}.",
         role_tasks={"probe": canary("role-task")},
         context_capsule=canary("capsule"),
-        workspace_capsule=json.dumps({"note": canary("workspace")}),
+        relevant_path=canary("workspace"),
         session=canary("session"),
         scope=canary("scope"),
         environment={"SOMETHING": canary("environment")},

@@ -60,8 +60,8 @@ def test_a_run_from_its_preview_to_its_end(bed: Bed) -> None:
             run: dict[str, Any] = result["details"]["data"]
             assert said(result).startswith(f"Started detached {SESSION} with headless RPC workers and phased")
             await update(extension, "Parent supervision attached", triggers=False)
+            # The preview says it, so nobody is asked.
             await extension.send(op="call", params={"action": "start", "task": CANARY})
-            await extension.answer(START, True)
             assert "Failed (session_collision)" in said(await extension.event("result"))
 
             async with contextlib.AsyncExitStack() as stack:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.homeruns import Runs
 from tests.unit.orchcli import Home
 
 
@@ -17,3 +18,9 @@ def home(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     """A home of its own, with `orchestrate` as a function. Its path is short enough for addresses of sockets."""
     with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as directory:
         yield Home(Path(directory), monkeypatch, capfd)
+
+
+@pytest.fixture
+def runs(home: Home) -> Runs:
+    """Runs in that home."""
+    return Runs(home)

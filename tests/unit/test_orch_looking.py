@@ -9,21 +9,17 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack, closing, nullcontext
-from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
 
 from agent_intercom.cli.orchestrate import looking, steps
 from agent_intercom.orchestration import reader, rows, runtime, snapshot, standing, tmux
-from agent_intercom.orchestration.store import Store
+from tests.unit.homeruns import SESSION, Runs, change
 from tests.unit.orchcli import Home
 from tests.unit.orchrows import NOW, event, role
-from tests.unit.orchruns import ID, SPECIALIST, WORKING, Alive, make, tree
+from tests.unit.orchruns import ID, make, tree
 
-TEAM = ("implementer", "reviewer", "probe")
-SESSION = "pi-project-agents"
 ROLE = {"name", "transport", "provider", "model", "thinking", "tool_policy"}
 PROVENANCE = {"project", "execution_profile", "project_config", "orchestration_config"}
 LISTED = {"session", "valid", *PROVENANCE, "dashboard", "roles", "paths", "run_id", "live", "host", "unit"}
@@ -52,32 +48,6 @@ STATUS = {
     "next",
 }
 WORK = "b" * 32
-
-
-class Runs:
-    """Runs in a home."""
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
-        self.root = home.root / "home/.local/state/agent-intercom/runs"
-
-    def make(self, session: str = SESSION, run_id: str = ID, *changes: rows.Change, **options: Any) -> Path:
-        given: dict[str, Any] = {"project": self.home.project, "roles": TEAM}
-        return make(self.root, session, run_id, changes=[*WORKING, *SPECIALIST, *changes], **given | options)
-
-    def alive(self, directory: Path, unit: str = "u1") -> Alive:
-        return Alive(self.home.runtime, unit, directory)
-
-
-@pytest.fixture
-def runs(home: Home) -> Runs:
-    return Runs(home)
-
-
-def change(directory: Path, *changes: rows.Change) -> None:
-    store = Store.open(str(directory / "broker.sqlite3"))
-    store.apply(list(changes))
-    store.close()
 
 
 def state(name: str) -> rows.Meta:

@@ -48,6 +48,19 @@ ROW = {
     "total_tokens",
     "soft_budget_exceeded",
 }
+RUN = {
+    "session",
+    "run_id",
+    "created_at",
+    "project",
+    "transport",
+    "execution_profile",
+    "project_config",
+    "orchestration_config",
+    "durable_workers",
+    "roles",
+    "paths",
+}
 WORKFLOW = {"state", "round", "implementation_flow", "forced_specialists", "updated_at"}
 NEWER_WORKFLOW = {9: {"continuation"}, 10: {"worker_context_policy"}}
 
@@ -377,19 +390,7 @@ def test_public_objects_of_a_run(tmp_path: Path, version: int) -> None:
     directory = make(top, "s", project=top, version=version, roles=("reviewer", "implementer"))
     found = manifest.read(str(directory))
     run = snapshot.run_object(found, ID)
-    assert run.keys() == {
-        "session",
-        "run_id",
-        "created_at",
-        "project",
-        "transport",
-        "execution_profile",
-        "project_config",
-        "orchestration_config",
-        "durable_workers",
-        "roles",
-        "paths",
-    }
+    assert run.keys() == RUN
     assert run["transport"] == ("rpc" if version == 8 else "tui")
     assert run["durable_workers"] == (version >= 3)
     assert run["paths"] == {"coordination": str(directory)}

@@ -20,22 +20,9 @@ from agent_intercom.orchestration.errors import Refusal
 from tests.unit.orchcli import Home
 from tests.unit.orchrows import NOW, event
 from tests.unit.orchruns import ID, SPECIALIST, WORKING, Alive, make, tree
-from tests.unit.test_orch_snapshot import CONTEXT, TOTALS, USAGE
+from tests.unit.test_orch_snapshot import CONTEXT, RUN, TOTALS, USAGE
 
 TEAM = ("implementer", "reviewer", "probe")
-RUN = {
-    "session",
-    "run_id",
-    "created_at",
-    "project",
-    "transport",
-    "execution_profile",
-    "project_config",
-    "orchestration_config",
-    "durable_workers",
-    "roles",
-    "paths",
-}
 ROLE = {"name", "transport", "provider", "model", "thinking", "tool_policy"}
 SNAPSHOT = RUN | {
     "api_version",

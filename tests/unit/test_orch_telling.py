@@ -14,41 +14,13 @@ import pytest
 
 from agent_intercom.cli.orchestrate import looking, steps
 from agent_intercom.orchestration import budget, rootscan, rows, standing
-from agent_intercom.orchestration.store import Store
+from tests.unit.homeruns import SESSION, TEAM, Runs, change
 from tests.unit.orchcli import Home
 from tests.unit.orchrows import NOW, event, role
-from tests.unit.orchruns import ID, SPECIALIST, WORKING, Alive, make
+from tests.unit.orchruns import ID
 
-TEAM = ("implementer", "reviewer", "probe")
-SESSION = "pi-project-agents"
 EVIL = "x\x1b]0;OWNED\x07\nnext: rm -rf \u202e"
 DEEP = "[" * 100_000
-
-
-class Runs:
-    """Runs in a home."""
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
-        self.root = home.root / "home/.local/state/agent-intercom/runs"
-
-    def make(self, session: str = SESSION, run_id: str = ID, *changes: rows.Change, **options: Any) -> Path:
-        given: dict[str, Any] = {"project": self.home.project, "roles": TEAM}
-        return make(self.root, session, run_id, changes=[*WORKING, *SPECIALIST, *changes], **given | options)
-
-    def alive(self, directory: Path, unit: str = "u1") -> Alive:
-        return Alive(self.home.runtime, unit, directory)
-
-
-@pytest.fixture
-def runs(home: Home) -> Runs:
-    return Runs(home)
-
-
-def change(directory: Path, *changes: rows.Change) -> None:
-    store = Store.open(str(directory / "broker.sqlite3"))
-    store.apply(list(changes))
-    store.close()
 
 
 def write(directory: Path, sql: str, *values: str) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
 from agent_intercom import __version__
-from agent_intercom.cli.exits import BROKEN_PIPE, INTERRUPTED, REFUSED, SIGNALLED, USAGE, CommandError, epilog
+from agent_intercom.cli.ending import status_of
+from agent_intercom.cli.exits import REFUSED, USAGE, CommandError, epilog
 from agent_intercom.cli.formatting import Formatter, HelpfulParser
-from agent_intercom.cli.signals import Ended, raising
 from agent_intercom.intercom.client_errors import ClientError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -36,26 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "stdout" in closed and arguments[:1] != ["broker"]:
         output.complain("standard output is closed; nothing was done")
         return USAGE
-    try:
-        with raising():
-            try:
-                code = _run(arguments)
-            except SystemExit as ended:
-                # The parser has printed help, or the version.
-                code = int(ended.code or 0)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        output.silence()
-        return BROKEN_PIPE
-    except OSError as error:
-        output.silence()
-        output.complain(f"standard output cannot be written: {os.strerror(error.errno or 0)}")
-        return REFUSED
-    except Ended as error:
-        return SIGNALLED + error.number
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return status_of("intercom", lambda: _run(arguments), REFUSED)
 
 
 def _run(arguments: list[str]) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 from agent_intercom import __version__
 from agent_intercom.cli import output
-from agent_intercom.cli.exits import BROKEN_PIPE, INTERRUPTED, SIGNALLED
+from agent_intercom.cli.ending import status_of
 from agent_intercom.cli.orchestrate import parser
 from agent_intercom.cli.orchestrate.answer import (
     ERROR,
@@ -28,7 +28,6 @@ from agent_intercom.cli.orchestrate.answer import (
     usage,
     way_out,
 )
-from agent_intercom.cli.signals import Ended, raising
 from agent_intercom.orchestration.errors import Refusal
 
 PROGRAM: Final = "orchestrate"
@@ -45,26 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "stdout" in output.prepare():
         output.complain("standard output is closed; nothing was done", program=program)
         return REFUSED
-    try:
-        with raising():
-            try:
-                code = _run(program, arguments)
-            except SystemExit as ended:
-                # The parser has printed help, or the version.
-                code = int(ended.code or 0)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        output.silence()
-        return BROKEN_PIPE
-    except OSError as error:
-        output.silence()
-        output.complain(f"standard output cannot be written: {os.strerror(error.errno or 0)}", program=program)
-        return exit_of(LOCAL_RUNTIME_ERROR)
-    except Ended as error:
-        return SIGNALLED + error.number
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return status_of(program, lambda: _run(program, arguments), exit_of(LOCAL_RUNTIME_ERROR))
 
 
 def program_name(environ: Mapping[str, str]) -> str:

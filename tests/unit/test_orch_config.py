@@ -646,13 +646,3 @@ def test_what_keeps_no_run_from_starting_is_a_fault_all_the_same(home: Home) -> 
     assert home.call("prune").code == 0
     home.config(f"[[projects]]\ndirectory = '{home.root}/gone'\n[retention]\nkeep_days = 0")
     assert "2 faults in the settings; no run starts" in home.json("config", "check").error[1]
-
-
-def test_faults_are_told_up_to_a_number(home: Home) -> None:
-    home.config("".join(f"x{number} = 1\n" for number in range(3_000)))
-    said = home.json("config", "check")
-    envelope = said.envelope
-    assert envelope["error"]["message"].startswith("3000 faults")
-    assert len(envelope["data"]["problems"]) == 100 and envelope["data"]["problems_total"] == 3_000
-    assert len(said.out) < 65_536
-    assert "and 2900 more" in home.call("config", "check").out

@@ -267,7 +267,7 @@ def test_where_the_run_is_not_whole(place: Place) -> None:
     assert "unavailable" in refused(place)
     Path(f"{place.run.database}.away").rename(place.run.database)
     Path(place.run.manifest.project).rmdir()
-    assert "manifest" in refused(place)
+    assert "the project cannot be entered" in refused(place)
 
 
 def test_the_place_of_another_run(place: Place) -> None:

@@ -118,7 +118,7 @@ def test_what_the_database_has_lets_the_run_go_on_or_be_uncertain(nursery: Nurse
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "lost"])
 @pytest.mark.parametrize("first", [101, 140, 305, 401])
 def test_a_broker_is_killed_while_it_comes_up(nursery: Nursery, first: int, keeps: bool) -> None:
-    struck = {Killed(nursery, first, point, keeps=keeps).struck[-1] for point in range(1, 26 if keeps else 19)}
+    struck = {Killed(nursery, first, point, keeps=keeps).struck[-1] for point in range(1, 41 if keeps else 19)}
     assert {"decided", "loaded" if keeps else "stored"} <= struck
 
 

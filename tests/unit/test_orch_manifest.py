@@ -12,66 +12,28 @@ import pytest
 
 from agent_intercom.orchestration import manifest
 from agent_intercom.orchestration.errors import Refusal
+from tests.unit import orchruns
 
 COORD = "/state/pi-demo-agents/20260801T120000Z-4242"
 PROJECT = "/home/alice/demo"
 
 
-def role(name: str, version: int) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "provider": "openai",
-        "model": "m",
-        "thinking": "high",
-        "tools": None if name == "implementer" else "read,bash,grep,find,ls",
-        "session_dir": f"{COORD}/sessions/{name}",
-    }
-    if version < 3:
-        record["prompt_path"] = f"{COORD}/{name}.prompt.md"
-    else:
-        record["session_id"] = f"20260801T120000Z-4242-{name}"
-    if version == 8:
-        record["skills"] = [{"path": "/skills/a.md", "sha256": "0" * 64}]
-    else:
-        record["pane_id"] = {"implementer": "%1", "reviewer": "%2"}.get(name, "%3")
-    return record
-
-
 def sample(version: int) -> dict[str, Any]:
-    """A manifest of that version; each key with the version that brought it."""
-    record: dict[str, Any] = {
-        "version": version,
-        "created_at": "2026-08-01T12:00:00.000000+00:00",
-        "session": "pi-demo-agents",
-        "window": "agents",
-        "project": PROJECT,
-        "coord": COORD,
-        "approve_project": False,
-        "roles": {name: role(name, version) for name in ("implementer", "reviewer")},
-    }
-    if version >= 2:
-        record["transport"] = "tui"
-    if version >= 3:
-        record |= {"coordination": "broker-v1", "protocol_version": 1}
-    if version >= 4:
-        record["execution_profile"] = {"name": "thorough", "kind": "packaged", "source": "packaged-default"}
+    """A manifest of that version in which whatever may be empty is filled."""
+    record = orchruns.record(Path(COORD), version, Path(PROJECT), ("implementer", "reviewer"), "a1")
     if version >= 5:
-        record["orchestration_config"] = {"path": "/home/alice/.pi/agent/tmux-orchestrator.json", "version": 3}
-        record["project_config"] = {
+        record["project_config"] |= {
             "matched": True,
             "directory": PROJECT,
-            "profile": None,
             "implementation_flow": "phased",
             "specialists": ["probe"],
-            "workspace_capsule": None,
-            "model_defaults": False,
             "role_overrides": ["implementer", "reviewer"],
         }
     if version in {6, 7}:
         record["custom_role_registry"] = {"roles": []}
     if version == 8:
-        record |= {"host": "systemd", "unit": "a1"}
-    else:
-        record["monitor_pane_id"] = "%0"
+        for role in record["roles"].values():
+            role["skills"] = [{"path": "/skills/a.md", "sha256": "0" * 64}]
     return record
 
 
@@ -106,7 +68,7 @@ def test_exactly_the_keys_of_its_version(version: int) -> None:
         del without[key]
         refused(without)
     refused(sample(version) | {"extra": 1})
-    for key in role("reviewer", version):
+    for key in sample(version)["roles"]["reviewer"]:
         without = sample(version)
         del without["roles"]["reviewer"][key]
         assert refused(without) == "roles.reviewer"
@@ -181,13 +143,14 @@ def test_roles_of_a_run() -> None:
         del record["roles"][name]
         assert refused(record) == "roles"
     record = sample(5)
-    record["roles"]["custom-x"] = role("implementer", 5) | {"session_dir": f"{COORD}/sessions/custom-x"}
+    record["roles"]["custom-x"] = record["roles"]["implementer"] | {"session_dir": f"{COORD}/sessions/custom-x"}
     assert refused(record) == "roles"
 
 
 def test_custom_roles_of_later_hosts() -> None:
     record = sample(7)
-    custom = role("probe", 7) | {"session_dir": f"{COORD}/sessions/custom-x", "tools": "read,grep,find,ls"}
+    own = {"session_dir": f"{COORD}/sessions/custom-x", "tools": "read,grep,find,ls", "pane_id": "%3"}
+    custom = record["roles"]["reviewer"] | own
     record["roles"]["custom-x"] = custom | {"custom_role": {"a": 1}, "custom_policy": {}}
     assert parse(record).roles["custom-x"].custom_role == {"a": 1}
 

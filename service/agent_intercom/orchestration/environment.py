@@ -47,8 +47,15 @@ NEVER: Final = (
     _group(
         "the identity of one session or worker, which another must not take",
         "AGENT_INTERCOM_SESSION_* AGENT_INTERCOM_WORKER_* AGENT_INTERCOM_RUN_ID AGENT_INTERCOM_ROLE"
-        " AGENT_INTERCOM_NAME AGENT_INTERCOM_FRESH AGENT_INTERCOM_OWNED PI_SESSION_ID PI_INTERCOM_SESSION_*"
-        " PI_INTERCOM_SCOPE_ID PI_SUBAGENT_* PI_TMUX_ORCHESTRATOR_* PI_TMUX_CONTROLLER*",
+        " AGENT_INTERCOM_NAME AGENT_INTERCOM_FRESH AGENT_INTERCOM_OWNED AGENT_INTERCOM_MANAGER_* PI_SESSION_ID"
+        " PI_INTERCOM_SESSION_* PI_INTERCOM_SCOPE_ID PI_SUBAGENT_* PI_TMUX_ORCHESTRATOR_* PI_TMUX_CONTROLLER*"
+        " CLAUDE_SESSION_ID CLAUDE_INTERCOM_* CLAUDE_PEER_* CODEX_SESSION_ID CODEX_INTERCOM_* CODEX_PEER_*"
+        " OPENCODE_SESSION_ID OPENCODE_INTERCOM_* OPENCODE_PEER_* TMUXDECK_*",
+    ),
+    _group(
+        "the work and the directory of one worker",
+        "AGENT_INTERCOM_ASSIGNMENT_* AGENT_INTERCOM_BRIDGE_SOCKET AGENT_INTERCOM_ROUND AGENT_INTERCOM_SCRATCH"
+        " AGENT_INTERCOM_TASK_FILE AGENT_INTERCOM_READ_ONLY",
     ),
     _group(
         "the service manager's word to one process",
@@ -139,6 +146,15 @@ def explain(environ: Mapping[str, str], passed: Iterable[str] = (), dropped: Ite
     passed, dropped = tuple(passed), tuple(dropped)
     found = ((name, _reason(name, passed, dropped)) for name in sorted(environ) if _VARIABLE.fullmatch(name))
     return [Passed(name, reason) for name, reason in found if reason]
+
+
+def of_nobody(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without what belongs to one session, worker, run or service, and without the scope id.
+
+    What no configuration passes on is no other way passed on either. A name that no shell could write stays: whoever
+    set it for a worker meant it.
+    """
+    return {name: value for name, value in environ.items() if not _group_of(name, NEVER)}
 
 
 def never(pattern: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker is: the programs of each harness, their arguments and environment (orchestration spec, 12.1 and 12.6).
+"""What a worker is: the programs of each harness, their arguments and variables (orchestration spec, 12.1 and 12.6).
 
 Pure: nothing is read, and a name is not looked up anywhere.
 """
@@ -13,13 +13,15 @@ from typing import Final
 from agent_intercom.orchestration import budget, policies
 
 PI: Final = "pi"
+COMMAND: Final = "command"
 EXTERNAL: Final = "external"
-HARNESSES: Final = frozenset({PI, EXTERNAL})
-"""`pi` is the real Pi with its worker bridge, hosted by us; an `external` worker is started by somebody else."""
+HARNESSES: Final = frozenset({PI, COMMAND, EXTERNAL})
+"""`pi` is the real Pi with its worker bridge, and `command` any program, called for each assignment by our bridge; both
+are hosted by us. An `external` worker is started by somebody else."""
 
 PROGRAM: Final = "pi"
 BRIDGE: Final = "pi-bridge"
-PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {PI: (PROGRAM, BRIDGE), EXTERNAL: ()}
+PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {PI: (PROGRAM, BRIDGE), COMMAND: (), EXTERNAL: ()}
 """What a harness needs, by the names in `runtime.RunPlace.programs`: Pi itself, and its module `BRIDGE_FILE`."""
 
 BRIDGE_FILE: Final = "orchestrator-worker.js"
@@ -28,7 +30,6 @@ REPORT_TOOL: Final = "orchestrator_report"
 WRITER_TOOLS: Final = "read,bash,edit,write,grep,find,ls"
 
 _PREFIX: Final = "PI_TMUX_ORCHESTRATOR_"
-_REMOVED: Final = (_PREFIX, "PI_TMUX_CONTROLLER")
 
 
 def arguments(
@@ -63,8 +64,7 @@ def arguments(
     return line
 
 
-def environment(
-    inherited: Mapping[str, str],
+def variables(
     *,
     role: str,
     token: str,
@@ -73,13 +73,8 @@ def environment(
     policy: budget.Policy,
     context_mode: str = policies.PRUNE,
 ) -> dict[str, str]:
-    """The environment of Pi as a worker: `inherited`, which is what the run was given, and what the bridge reads.
-
-    `context_mode` is one of `policies.CONTEXT_MODES`. Whatever `inherited` says of another run's worker or of a
-    controller is left out.
-    """
-    made = {name: value for name, value in inherited.items() if not name.startswith(_REMOVED)}
-    return made | {
+    """What the bridge of a worker reads, Pi's as well as ours. `context_mode` is one of `policies.CONTEXT_MODES`."""
+    return {
         f"{_PREFIX}ROLE": role,
         f"{_PREFIX}TOKEN": token,
         f"{_PREFIX}SOCKET": socket,

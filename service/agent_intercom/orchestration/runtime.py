@@ -27,6 +27,7 @@ from typing import Final, NamedTuple, NoReturn
 import msgspec
 
 from agent_intercom.host import privatefiles
+from agent_intercom.orchestration.contract import ROLES
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNIT_ID
 
@@ -46,7 +47,7 @@ _LOCK_INTERVAL: Final = 0.05
 SCOPE_ENVIRONMENT: Final = "AGENT_INTERCOM_SCOPE_ID"
 SCOPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 _KEYS: Final = frozenset({"version", "directory", "scope", "environment", "observer_report_usage"})
-_OPTIONAL_KEYS: Final = frozenset({"programs"})
+_OPTIONAL_KEYS: Final = frozenset({"programs", "workers"})
 _PROGRAM: Final = re.compile(r"[a-z][a-z0-9-]{0,63}", re.ASCII)
 _LOCK: Final = ".lock"
 _LISTENING: Final = (b"00010000", b"0001", b"01")
@@ -60,12 +61,34 @@ class Live(NamedTuple):
     directory: str
 
 
+class WorkerPlace(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What is said of the worker of one role.
+
+    `command` are the words of the harness `command`, its program as an absolute path; no other harness has any.
+    `confined`: it may change no files but its own and those in `writable`, which are directories; `network` is whether
+    it may use TCP. Sizes are bytes, `tasks_max` counts processes and threads, `runtime_ms` is how long it may run.
+    """
+
+    command: tuple[str, ...] = ()
+    confined: bool = True
+    writable: tuple[str, ...] = ()
+    network: bool = True
+    memory_max: int | None = None
+    memory_high: int | None = None
+    tasks_max: int | None = None
+    runtime_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return "WorkerPlace()"
+
+
 class RunPlace(msgspec.Struct, kw_only=True, frozen=True):
     """Where a run is and what its workers are given.
 
     `directory` is the run's directory, `scope` the private scope id (None: unscoped), `environment` all that workers
     inherit, without the scope, `observer_report_usage` whether observers are of an age that knows usage in reports,
-    `programs` the absolute paths of what workers are made of, by the names that `harness` gives them.
+    `programs` the absolute paths of what workers are made of, by the names that `harness` gives them, `workers` what is
+    said of the workers that are hosted here, by role.
     """
 
     directory: str
@@ -73,6 +96,7 @@ class RunPlace(msgspec.Struct, kw_only=True, frozen=True):
     environment: Mapping[str, str]
     observer_report_usage: bool
     programs: Mapping[str, str] = {}
+    workers: Mapping[str, WorkerPlace] = {}
 
     def __repr__(self) -> str:
         return "RunPlace()"
@@ -115,6 +139,7 @@ def write(runtime_dir: str, unit_id: str, place: RunPlace) -> str:
         raise Refusal("runtime_path_long", "XDG_RUNTIME_DIR is too long for the address of a socket", "XDG_RUNTIME_DIR")
     record = {"version": VERSION, **msgspec.structs.asdict(place)}
     record |= {"environment": dict(place.environment), "programs": dict(place.programs)}
+    record["workers"] = {role: msgspec.structs.asdict(worker) for role, worker in place.workers.items()}
     # ASCII, because a variable may have bytes that are no UTF-8.
     content = json.dumps(record).encode()
     _parse(content)
@@ -313,7 +338,19 @@ def _parse(content: bytes) -> RunPlace:
     for name, program in place.programs.items():
         if _PROGRAM.fullmatch(name) is None or not path.isabs(program) or "\0" in program:
             _refuse("programs")
+    for role, worker in place.workers.items():
+        _check_worker(role, worker)
     return place
+
+
+def _check_worker(role: str, worker: WorkerPlace) -> None:
+    sizes = (worker.memory_max, worker.memory_high, worker.tasks_max, worker.runtime_ms)
+    if role not in ROLES or any(size is not None and size < 1 for size in sizes):
+        _refuse("workers")
+    if any("\0" in text for text in (*worker.command, *worker.writable)):
+        _refuse("workers")
+    if not all(path.isabs(each) for each in (*worker.command[:1], *worker.writable)):
+        _refuse("workers")
 
 
 def _refuse(field: str) -> NoReturn:

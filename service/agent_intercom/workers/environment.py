@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole environment of a worker, made in this one place (managed-workers spec, section 4). Pure.
+
+What a worker is given comes from whoever asks for it and never from the process that forks it. What belongs to one
+session, worker, run or service is taken out of that, by the same list that decides what leaves a shell
+(`orchestration.environment.NEVER`), and what belongs to this worker is put in. So a start, a restart, a resumption, an
+adoption and a worker of a worker have the same scope id, whatever the user manager's own environment says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import path
+from typing import Final, NamedTuple
+
+from agent_intercom.orchestration import environment
+from agent_intercom.orchestration.runtime import SCOPE_PATTERN
+from agent_intercom.workers.contract import (
+    GENERATION_ENVIRONMENT,
+    INCARNATION_ENVIRONMENT,
+    SCOPE_ENVIRONMENT,
+    SCRATCH_ENVIRONMENT,
+    WORKER_ENVIRONMENT,
+    Code,
+)
+from agent_intercom.workers.errors import WorkerError
+
+READ_ONLY_ENVIRONMENT: Final = "AGENT_INTERCOM_READ_ONLY"
+"""`1` for a worker that may not change files but its own: the kernel refuses it, and this tells it beforehand."""
+
+_TEMPORARY: Final = ("TMPDIR", "TMP", "TEMP")
+_CACHE: Final = "XDG_CACHE_HOME"
+_UNCONFINING: Final = ("DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "CONTAINER_HOST")
+"""Ways to somebody who would do for a confined worker what it may not; the kernel refuses no such connection."""
+
+
+class Identity(NamedTuple):
+    """Which worker it is: the id that it keeps, this start of it, and the number of that, from 1 on."""
+
+    worker: str
+    incarnation: str
+    generation: int
+
+
+def build(
+    given: Mapping[str, str],
+    *,
+    scope: str | None,
+    identity: Identity,
+    scratch: str,
+    confined: bool,
+    added: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """All variables of a worker.
+
+    `given` is what whoever asked for the worker chose, `scope` the private scope id (None: unscoped, whatever `given`
+    says), `scratch` its own directory, `added` what its driver needs, such as the address and the token of a bridge.
+    A confined worker finds its temporary files, its caches and AGENT_INTERCOM_SCRATCH there.
+
+    Raises WorkerError `invalid_request` for a scope id that is none, without the value.
+    """
+    if scope is not None and SCOPE_PATTERN.fullmatch(scope) is None:
+        raise WorkerError(Code.INVALID, "the scope id is not valid", SCOPE_ENVIRONMENT)
+    made = environment.of_nobody(_left_behind(given))
+    if confined:
+        for name in _UNCONFINING:
+            made.pop(name, None)
+        made |= dict.fromkeys(_TEMPORARY, scratch)
+        # `git status` would refresh the index of a worktree that cannot be written.
+        made |= {_CACHE: path.join(scratch, "cache"), "GIT_OPTIONAL_LOCKS": "0", READ_ONLY_ENVIRONMENT: "1"}
+    made |= {
+        WORKER_ENVIRONMENT: identity.worker,
+        INCARNATION_ENVIRONMENT: identity.incarnation,
+        GENERATION_ENVIRONMENT: str(identity.generation),
+        SCRATCH_ENVIRONMENT: scratch,
+    }
+    if scope is not None:
+        made[SCOPE_ENVIRONMENT] = scope
+    return made | dict(added or {})
+
+
+def _left_behind(given: Mapping[str, str]) -> dict[str, str]:
+    """Without the places in the scratch directory of the worker that asks: they go with it."""
+    scratch = given.get(SCRATCH_ENVIRONMENT, "")
+    if not scratch:
+        return dict(given)
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in {*_TEMPORARY, _CACHE} or path.commonprefix((f"{scratch}/", f"{value}/")) != f"{scratch}/"
+    }

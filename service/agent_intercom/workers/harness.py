@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in a role of a run: the command line of its driver, and what that needs (orchestration spec, 12.1).
+
+The driver `pi` is Pi itself, with its bridge in it. The driver `command` is our bridge, which calls a program of any
+kind once for each assignment. Nothing is read here but whether a directory is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from os import path
+from typing import Final, NamedTuple
+
+from agent_intercom.orchestration import harness
+from agent_intercom.orchestration.manifest import RoleRecord
+from agent_intercom.orchestration.rundir import Run
+from agent_intercom.orchestration.runtime import RunPlace, WorkerPlace
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+
+BRIDGE: Final = "orchestrate-bridge"
+"""The bridge of the driver `command`, beside the other launchers of an installation."""
+
+_PI_DIRECTORY: Final = "PI_CODING_AGENT_DIR"
+_PI_DEFAULT: Final = ".pi/agent"
+
+
+class Driven(NamedTuple):
+    """What is started for a role: its words, the directories that it has to be able to write, and whether its input
+    must not end."""
+
+    arguments: list[str]
+    writable: list[str]
+    stdin: bool
+
+
+def drive(run: Run, role: str, place: RunPlace, library: str) -> Driven:
+    """What is started for a role. `library` is the directory of the launchers of this installation.
+
+    Raises WorkerError `start_failed` where the place of the run does not say what it must.
+    """
+    record = run.manifest.roles[role]
+    if record.harness == harness.COMMAND:
+        return _command(record, place.workers.get(role, WorkerPlace()), library, role)
+    return _pi(run, role, record, place)
+
+
+def _command(record: RoleRecord, worker: WorkerPlace, library: str, role: str) -> Driven:
+    if not worker.command:
+        raise WorkerError(Code.START_FAILED, "the run does not say what runs in this role", role)
+    return Driven([path.join(library, BRIDGE), "--", *worker.command], _there([record.session_dir]), False)
+
+
+def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:
+    for name in harness.PROGRAMS[harness.PI]:
+        if name not in place.programs:
+            raise WorkerError(Code.START_FAILED, f"the run does not say where {name} is", "programs")
+    arguments = harness.arguments(
+        program=place.programs[harness.PROGRAM],
+        bridge=place.programs[harness.BRIDGE],
+        role=role,
+        project=run.manifest.project,
+        coord=run.path,
+        provider=record.provider,
+        model=record.model,
+        thinking=record.thinking,
+        tools=record.tools,
+        session_dir=record.session_dir,
+        session_id=record.session_id or "",
+        skills=[skill.path for skill in record.skills or ()],
+        approve=run.manifest.approve_project,
+    )
+    return Driven(arguments, _there([record.session_dir, _pi_state(place.environment)]), True)
+
+
+def _pi_state(environment: Mapping[str, str]) -> str:
+    """Where Pi keeps its login, its settings and locks of both."""
+    told = environment.get(_PI_DIRECTORY, "")
+    home = environment.get("HOME", "")
+    return path.join(home, told[2:] if told.startswith("~/") else told or _PI_DEFAULT)
+
+
+def _there(directories: Sequence[str]) -> list[str]:
+    """Those that are there: what is not cannot be written by anybody who may not make it."""
+    return [directory for directory in directories if path.isabs(directory) and os.path.isdir(directory)]

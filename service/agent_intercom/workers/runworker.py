@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the worker of a role in a run is started with (orchestration spec, sections 12.1 and 12.6).
+
+Everything private is read where the run keeps it, which is memory and its directory, each time that a worker is
+started: so a restart gives exactly what the start gave.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from os import path
+from typing import Final, NamedTuple
+
+from agent_intercom.host import privatefiles
+from agent_intercom.host.manager import Variant
+from agent_intercom.orchestration import (
+    budget,
+    contract,
+    harness,
+    hosting,
+    manifest,
+    policies,
+    prompts,
+    reader,
+    rundir,
+    runtime,
+)
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.manifest import Skill
+from agent_intercom.orchestration.runtime import WorkerPlace
+from agent_intercom.workers import environment, places
+from agent_intercom.workers import harness as drivers
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.spec import Confinement, Launch
+
+TASKS_MAX: Final = 512
+"""Processes and threads of one worker, where nobody says otherwise (managed-workers spec, section 9.3)."""
+
+
+class Prepared(NamedTuple):
+    """A worker that can be started.
+
+    `launch` is for its launcher alone. `label` names it (`UNIT/ROLE`), `slice` and `part_of` are what its scope unit
+    belongs to, `properties` its limits by their D-Bus names. `driver` is one of `harness.HOSTED`; `confined` is whether
+    it may not change files but its own; `runtime_ms` is after how long it is ended (None: as any worker).
+    """
+
+    launch: Launch
+    label: str
+    slice: str
+    part_of: list[str]
+    properties: Mapping[str, Variant]
+    driver: str
+    confined: bool
+    runtime_ms: int | None
+
+    def __repr__(self) -> str:
+        return "Prepared()"
+
+
+def label(unit: str, role: str) -> str:
+    """What the worker of a role is called."""
+    return f"{unit}/{role}"
+
+
+def prepare(
+    runtime_dir: str,
+    unit: str,
+    role: str,
+    generation: int,
+    incarnation: str,
+    *,
+    worker: str = "",
+    library: str | None = None,
+) -> Prepared:
+    """What the worker of a role is started with; writes the role's system prompt, and makes nothing else.
+
+    `generation` is the one that the run's broker expects, `worker` the id in the registry (the incarnation where it has
+    none yet), `library` the directory of the launchers, by default that of this program. Whoever starts it makes its
+    place and its scratch directory before.
+
+    Raises WorkerError `start_failed` with why the run cannot be read or the worker not be made: a run that is not
+    there, a role that is not in it or whose worker somebody else starts, a skill that was changed, an installation
+    that is not whole.
+    """
+    try:
+        place = runtime.read(runtime_dir, unit)
+        run = rundir.open_run(place.directory)
+        _check(run, unit, role)
+        added = _bridge_variables(run, runtime_dir, unit, role, generation)
+        if run.manifest.roles[role].harness == harness.PI:
+            _write_system_prompt(run, role)
+        part_of = [hosting.socket_unit(unit), hosting.service_unit(unit)]
+        slice_unit = hosting.slice_unit(unit)
+        own_place = places.of_run_worker(runtime_dir, unit, incarnation)
+    except Refusal as refusal:
+        raise WorkerError(Code.START_FAILED, refusal.text, refusal.field) from refusal
+    own = place.workers.get(role, WorkerPlace())
+    confined = own.confined if role in place.workers else role != contract.IMPLEMENTER
+    scratch = places.scratch_of_role(run.path, role, generation)
+    driven = drivers.drive(run, role, place, library or path.dirname(path.abspath(sys.argv[0])))
+    variables = environment.build(
+        place.environment,
+        scope=place.scope,
+        identity=environment.Identity(worker or incarnation, incarnation, generation),
+        scratch=scratch,
+        confined=confined,
+        added=added,
+    )
+    launch = Launch(
+        arguments=driven.arguments,
+        environment=variables,
+        directory=run.manifest.project,
+        exit_file=places.exit_file(own_place),
+        scratch=scratch,
+        confinement=Confinement([*driven.writable, *own.writable], own.network)
+        if confined or not own.network
+        else None,
+        stdin=driven.stdin,
+    )
+    return Prepared(
+        launch=launch,
+        label=label(unit, role),
+        slice=slice_unit,
+        part_of=part_of,
+        properties=_properties(own),
+        driver=run.manifest.roles[role].harness or harness.PI,
+        confined=confined,
+        runtime_ms=own.runtime_ms,
+    )
+
+
+def _check(run: rundir.Run, unit: str, role: str) -> None:
+    """Whether there is such a worker, and what it is given is what the run was started with. Raises Refusal."""
+    if run.manifest.unit != unit:
+        raise Refusal("run_foreign", "the run's directory is that of another run", "unit")
+    record = run.manifest.roles.get(role)
+    if record is None:
+        raise Refusal("role_invalid", "the run has no such role", "role")
+    if record.harness == harness.EXTERNAL:
+        raise Refusal("harness_external", "the worker of this role is started by somebody else", role)
+    for skill in record.skills or ():
+        _check_skill(skill)
+
+
+def _bridge_variables(run: rundir.Run, runtime_dir: str, unit: str, role: str, generation: int) -> dict[str, str]:
+    """What a bridge finds its broker by. Raises Refusal."""
+    meta = reader.overview(run.database).meta
+    try:
+        policy = budget.from_json(meta.get("budget_policy", ""))
+        modes = policies.read_worker_context(meta.get(policies.WORKER_CONTEXT) or policies.worker_context({}))
+    except ValueError as error:
+        raise Refusal("database_invalid", "the run's database does not say how workers keep context", "meta") from error
+    return harness.variables(
+        role=role,
+        token=run.tokens[role],
+        socket=runtime.socket_path(runtime_dir, unit),
+        generation=generation,
+        policy=policy,
+        context_mode=modes.get(role, policies.PRUNE),
+    )
+
+
+def _confinement(worker: WorkerPlace, writable: Sequence[str], confined: bool) -> Confinement:
+    """What the kernel is to refuse; one that may write and not use the network may write everywhere."""
+    return Confinement([*writable, *worker.writable] if confined else ["/"], worker.network)
+
+
+def _properties(worker: WorkerPlace) -> dict[str, Variant]:
+    """The limits of a worker's scope unit, by their D-Bus names. Anybody may read them."""
+    properties: dict[str, Variant] = {
+        # What is killed is what takes most, such as a compiler; the agent sees that it failed.
+        "OOMPolicy": ("s", "continue"),
+        # Its memory has bodies in it, as the broker's has.
+        "MemorySwapMax": ("t", 0),
+        "TasksMax": ("t", worker.tasks_max or TASKS_MAX),
+    }
+    for name, value in (("MemoryMax", worker.memory_max), ("MemoryHigh", worker.memory_high)):
+        if value is not None:
+            properties[name] = ("t", value)
+    return properties
+
+
+def _check_skill(skill: Skill) -> None:
+    try:
+        found = manifest.read_skill(skill.path)
+    except Refusal as refusal:
+        raise Refusal("skill_changed", f"a skill of the run {refusal.text}", "skills") from refusal
+    if found != skill:
+        raise Refusal("skill_changed", "a skill was changed after the run was started with it", "skills")
+
+
+def _write_system_prompt(run: rundir.Run, role: str) -> None:
+    plan_first = reader.overview(run.database).meta.get("implementation_flow") == contract.Flow.PHASED
+    try:
+        text = prompts.system_prompt(role, run.manifest.project, plan_first)
+    except OSError as error:
+        raise Refusal("prompt_missing", "the installation lacks the system prompt of this role", role) from error
+    try:
+        privatefiles.replace(harness.system_prompt_file(run.path, role), text.encode())
+    except OSError as error:
+        text = f"the system prompt cannot be written into the run's directory: {os.strerror(error.errno or 0)}"
+        raise Refusal("run_unwritable", text, role) from error

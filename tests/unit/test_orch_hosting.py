@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent_intercom.host import cgroups
 from agent_intercom.host.manager import JobFailed, Manager, ManagerUnreachable, UnitState, Variant
 from agent_intercom.orchestration import hosting, runtime
 from agent_intercom.orchestration.errors import Refusal
@@ -217,7 +218,7 @@ def test_who_is_left_in_the_control_group(
     stage: Stage, runtime_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Directories as the kernel shows them; what waits for a change of theirs does not wait."""
-    monkeypatch.setattr(hosting, "_CGROUPS", (str(tmp_path / "none"), str(tmp_path)))
+    monkeypatch.setattr(cgroups, "_ROOTS", (str(tmp_path / "none"), str(tmp_path)))
     monkeypatch.setattr(hosting, "_SETTLING", 0.01)
     group = tmp_path / "nowhere/orchestrate.slice/orchestrate-a1.slice"
     inner = group / "orchestrate-a1-probe-g1.service"

@@ -10,15 +10,13 @@ that did not start, `stop_failed` where something is left of what was to end.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import re
-import select
-import time
 from os import path
 from typing import Any, Final, NamedTuple
 
+from agent_intercom.host import cgroups
+from agent_intercom.host.errors import HostError
 from agent_intercom.host.manager import NO_SUCH_UNIT, JobFailed, Manager, ManagerRefused, Variant
 from agent_intercom.orchestration import contract, runtime
 from agent_intercom.orchestration.errors import Refusal
@@ -34,7 +32,6 @@ START_TIMEOUT: Final = 20.0
 _SETTLING: Final = 5.0
 _WORKER_STOP_USEC: Final = 5_000_000
 _WORKER_START_USEC: Final = int(START_TIMEOUT * 1_000_000)
-_CGROUPS: Final = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 _GONE: Final = frozenset({"inactive", "failed"})
 _WORKER: Final = re.compile(r"-(?P<role>[a-z]+)-g(?P<generation>[1-9][0-9]{0,8})\.service")
 
@@ -251,38 +248,7 @@ def _refuse_left(count: int, what: str) -> None:
 
 def _left(cgroup: str) -> int:
     """How many processes are in a control group and below it, once what was killed had a while to go."""
-    directory = next((f"{base}{cgroup}" for base in _CGROUPS if cgroup and path.isdir(f"{base}{cgroup}")), None)
-    if directory is None:
-        return 0
-    populated = _populated(directory)
-    return max(_count(directory), 1) if populated else 0
-
-
-def _populated(directory: str) -> bool:
-    """Whether anybody is in a control group or below it, once what was killed had a while to go."""
-    deadline = time.monotonic() + _SETTLING
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            # cgroups(7): the file can be waited for, and says whether anybody is in here or below.
-            with open(path.join(directory, "cgroup.events"), encoding="ascii") as events:
-                if "populated 0\n" in events.read():
-                    return False
-                waiting = select.poll()
-                waiting.register(events, select.POLLPRI)
-                waiting.poll(left * 1000)
-        except FileNotFoundError:
-            # Gone, and nobody can have been in it.
-            return False
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                return False
-            raise Refusal("stop_failed", "whether processes of it are left cannot be seen", "unit") from error
-    return True
-
-
-def _count(directory: str) -> int:
-    count = 0
-    for step, _, _ in os.walk(directory):
-        with contextlib.suppress(OSError), open(path.join(step, "cgroup.procs"), encoding="ascii") as processes:
-            count += len(processes.read().split())
-    return count
+    try:
+        return 0 if cgroups.wait_empty(cgroup, _SETTLING) else max(len(cgroups.members(cgroup)), 1)
+    except HostError as error:
+        raise Refusal("stop_failed", "whether processes of it are left cannot be seen", "unit") from error

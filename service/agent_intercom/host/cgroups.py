@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control groups of version 2 as the kernel shows them (cgroups(7)): who is in one, and being told that nobody is.
+
+A control group is named as in /proc/PID/cgroup and as systemd's property ControlGroup, such as
+`/user.slice/.../worker-3f.scope`. One that is gone has nobody in it. Functions raise HostError `cgroup_unreadable`
+where the kernel does not say what it should; asyncio is the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from os import path
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from agent_intercom.host.errors import HostError
+
+if TYPE_CHECKING:
+    import asyncio
+
+_ROOTS: Final = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+"""Where the hierarchy is, and where it is on a machine that also has version 1."""
+
+_SECOND_LOOK: Final = 0.05
+"""Seconds. The kernel holds back what it would tell within 10 ms of the last time, and forgets it with the directory
+(cgroup_file_notify): so each time that something was told, and at the beginning, a second look follows."""
+
+
+def directory(cgroup: str) -> str | None:
+    """Where a control group is in the file system; None where it is gone, or not to be seen from here."""
+    # A process outside of this cgroup namespace shows as `/../...`.
+    if not cgroup.startswith("/") or ".." in cgroup.split("/"):
+        return None
+    return next((found for root in _ROOTS if path.isdir(found := f"{root}{cgroup}".rstrip("/"))), None)
+
+
+def members(cgroup: str) -> list[int]:
+    """The ids of the processes in a control group and below it."""
+    found = directory(cgroup)
+    pids: list[int] = []
+    if found is not None:
+        for step, _, _ in os.walk(found):
+            with contextlib.suppress(OSError), open(path.join(step, "cgroup.procs"), encoding="ascii") as processes:
+                pids += map(int, processes.read().split())
+    return pids
+
+
+def populated(cgroup: str) -> bool:
+    """Whether anybody is in a control group or below it, a process that nobody has waited for not included."""
+    with _Events(cgroup) as events:
+        return events.populated()
+
+
+def wait_empty(cgroup: str, timeout: float) -> bool:
+    """Wait, at most `timeout` seconds, until nobody is in a control group or below it; whether that came. Blocks."""
+    deadline = time.monotonic() + timeout
+    with _Events(cgroup) as events:
+        while events.populated():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            events.wait(min(left, _SECOND_LOOK))
+    return True
+
+
+async def emptied(cgroup: str, timeout: float) -> bool:
+    """The same as `wait_empty` in an event loop, which goes on meanwhile."""
+    import asyncio
+
+    empty = asyncio.Event()
+    watch = Watch(cgroup, asyncio.get_running_loop(), empty.set)
+    try:
+        async with asyncio.timeout(timeout):
+            await empty.wait()
+    except TimeoutError:
+        return not populated(cgroup)
+    finally:
+        watch.close()
+    return True
+
+
+def kill(cgroup: str) -> bool:
+    """Send SIGKILL to everybody in a control group and below it, those that are just being forked included.
+
+    False where it is gone, or the kernel has no cgroup.kill (before 5.14); they are not gone when this returns.
+    """
+    found = directory(cgroup)
+    if found is None:
+        return False
+    try:
+        with open(path.join(found, "cgroup.kill"), "w", encoding="ascii") as file:
+            file.write("1")
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return False
+        raise HostError("cgroup_unreadable", "the control group cannot be killed", "cgroup.kill") from error
+    return True
+
+
+def cpu_usec(cgroup: str) -> int | None:
+    """The microseconds of processor time that everybody who ever was in a control group has used; None for no group."""
+    found = directory(cgroup)
+    if found is not None:
+        with contextlib.suppress(OSError), open(path.join(found, "cpu.stat"), encoding="ascii") as stat:
+            return _flat(stat.read()).get("usage_usec")
+    return None
+
+
+class Watch:
+    """Calls back once, from the loop and never from within the constructor, when nobody is left in a control group.
+
+    For one that is gone that is at once. `close` ends it before; a second time is of no effect.
+    """
+
+    def __init__(self, cgroup: str, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback: Callable[[], None] | None = callback
+        self._events = _Events(cgroup)
+        # The file is always readable; only that it has changed is of interest, which a loop cannot ask for itself.
+        try:
+            self._epoll = self._events.poller()
+        except OSError:
+            self._events.close()
+            raise
+        loop.add_reader(self._epoll.fileno(), self._changed)
+        self._timer: asyncio.Handle | None = loop.call_soon(self._changed)
+
+    def close(self) -> None:
+        """Be told no more."""
+        self._callback = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._events.close()
+
+    def _changed(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_SECOND_LOOK, self._look)
+        self._look()
+
+    def _look(self) -> None:
+        callback = self._callback
+        if callback is not None and not self._events.populated():
+            self.close()
+            callback()
+
+
+class Counts(NamedTuple):
+    """How often a control group, or one below it, came to a limit of its own.
+
+    `oom` counts how often memory ran out, `oom_kill` the processes killed for it, `tasks_max` the forks refused.
+    """
+
+    oom: int = 0
+    oom_kill: int = 0
+    tasks_max: int = 0
+
+
+class Counters:
+    """What came of the limits of a control group, through descriptors that are kept open.
+
+    A controller that is not there counts nothing. The kernel forgets the numbers with the group, so `read` answers
+    then what it answered last; call it when a `Watch` calls, and once in a while before.
+    """
+
+    def __init__(self, cgroup: str) -> None:
+        found = directory(cgroup)
+        self._files: dict[str, int] = {}
+        self._last = Counts()
+        for name in ("memory.events", "pids.events") if found is not None else ():
+            with contextlib.suppress(OSError):
+                self._files[name] = os.open(f"{found}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> Counts:
+        """The counts, which never go back."""
+        found: dict[str, int] = {}
+        for name, fd in self._files.items():
+            try:
+                found |= {f"{name}:{key}": value for key, value in _flat(os.pread(fd, 4096, 0).decode()).items()}
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise HostError("cgroup_unreadable", "the counters cannot be read", name) from error
+                return self._last
+        keys = ("memory.events:oom", "memory.events:oom_kill", "pids.events:max")
+        self._last = Counts(*(found.get(key, 0) for key in keys))
+        return self._last
+
+    def close(self) -> None:
+        """Give the descriptors back; a second time is of no effect."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Events:
+    """The file cgroup.events of a control group, kept open. One that is gone is not populated."""
+
+    def __init__(self, cgroup: str) -> None:
+        found = directory(cgroup)
+        self._fd = -1
+        if found is not None:
+            with _reading(), contextlib.suppress(FileNotFoundError):
+                self._fd = os.open(f"{found}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+
+    def populated(self) -> bool:
+        if self._fd < 0:
+            return False
+        with _reading():
+            try:
+                return _flat(os.pread(self._fd, 4096, 0).decode()).get("populated") != 0
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    return False
+                raise
+
+    def wait(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLPRI)
+        poll.poll(seconds * 1000)
+
+    def poller(self) -> select.epoll:
+        """What is readable when the file has changed since it was read last."""
+        epoll = select.epoll()
+        if self._fd >= 0:
+            epoll.register(self._fd, select.EPOLLPRI)
+        return epoll
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HostError("cgroup_unreadable", "who is in the control group cannot be seen", "cgroup.events") from error
+
+
+def _flat(text: str) -> dict[str, int]:
+    """A file of the kernel's that has a name and a number in each line."""
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return {key: int(value) for key, _, value in pairs if value.isdecimal()}

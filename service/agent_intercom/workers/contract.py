@@ -147,7 +147,7 @@ EXITS: Final = {
 
 
 class Limits(NamedTuple):
-    """How much there may be (section 2.13)."""
+    """How much there may be (section 2.13). `granted` is the most that a grant may count; `starts` in any `starts_ms`."""
 
     live_in_run: int = 16
     live: int = 64
@@ -156,10 +156,16 @@ class Limits(NamedTuple):
     events: int = 500
     candidates: int = 128
     depth: int = 32
+    granted: int = 10_000
+    starts: int = 240
+    starts_ms: int = 60_000
 
 
 class Lifetimes(NamedTuple):
-    """When a worker is ended or forgotten by itself (sections 2.6 and 2.11). 0: never."""
+    """When a worker is ended or forgotten by itself (sections 2.6 and 2.11). 0: never.
+
+    `children_ms` is how long what a leader left behind may stay, `recent_ms` how long `list` shows what has ended.
+    """
 
     lease_ms: int = 30 * 60_000
     idle_ms: int = 60 * 60_000
@@ -167,6 +173,8 @@ class Lifetimes(NamedTuple):
     retry_ms: int = 5 * 60_000
     grace_ms: int = 15 * 60_000
     runtime_ms: int = 12 * 3_600_000
+    children_ms: int = 10_000
+    recent_ms: int = 24 * 3_600_000
     retention_ms: int = 7 * 86_400_000
     dirty_retention_ms: int = 30 * 86_400_000
 

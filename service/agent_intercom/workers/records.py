@@ -28,7 +28,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker may start itself (section 2.12). A child's grant is never wider than its parent's.
 
     `children` and `descendants` count live ones, `depth` how far below the holder they may be; `expires_at` ends it.
-    `roots` are digests of the directories in which children may work, none meaning the holder's own.
+    `subdelegate` is whether a child may get a grant. Children work in the holder's directory or below it.
     """
 
     children: int
@@ -62,7 +62,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     `name` is its label. `role` and `driver` say what it is for and what drives it. `run` is the run's unit id, `role`
     then one of its roles. `readiness` is `verified` (it spoke to us from inside its unit), `unverified` or empty.
-    `enforced` has the words of `confinement.plan`. `interrupted` is what `blocked` and `paused` return to.
+    `enforced` has the words of `confinement.plan`. `interrupted` is what `blocked`, `paused`, `stalled` and `unreachable`
+    return to. `parent` is the incarnation that started it and `root` the topmost one above it, or its own.
+    `idle_ms`, `warning_ms`, `grace_ms` and `runtime_ms` are its lifetimes, 0 being "never". Since `paused_at` its times
+    stand still. `ended` is known before the worker has ended where its leader left processes behind, which may stay
+    until `children_deadline_at`.
     """
 
     id: str
@@ -90,6 +94,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     updated_at: int
     active_at: int
+    idle_ms: int = 0
+    warning_ms: int = 0
+    grace_ms: int = 0
+    runtime_ms: int = 0
     lease_expires_at: int | None = None
     idle_deadline_at: int | None = None
     checkpoint_requested_at: int | None = None
@@ -97,6 +105,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_deadline_at: int | None = None
     runtime_left_ms: int | None = None
     runtime_deadline_at: int | None = None
+    paused_at: int | None = None
+    children_deadline_at: int | None = None
     stop_requested_at: int | None = None
     stop_reason: str = ""
     ended: Ending | None = None
@@ -112,3 +122,27 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     kind: str
     code: str = ""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """The highest generation that a worker id has had. It outlives the worker's row."""
+
+    worker: str
+    generation: int
+
+
+class Incarnation(msgspec.Struct, frozen=True):
+    """Which worker an incarnation was of. It is kept as long as a row names it as a parent, whatever became of it."""
+
+    incarnation: str
+    worker: str
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What was started under an idempotency key (section 2.17), by whom, and a digest of what was asked for."""
+
+    key: str
+    principal: str
+    worker: str
+    digest: str
+    expires_at: int

@@ -18,17 +18,17 @@ JOB_TIMEOUT: Final = 30.0
 SETTLING: Final = 1.0
 """Seconds after which a broker has opened its database and told its status."""
 
-_NAME: Final = "org.freedesktop.systemd1"
-_PATH: Final = "/org/freedesktop/systemd1"
-_MANAGER: Final = f"{_NAME}.Manager"
-_PROPERTIES: Final = "org.freedesktop.DBus.Properties"
+SYSTEMD: Final = "org.freedesktop.systemd1"
+MANAGER_PATH: Final = "/org/freedesktop/systemd1"
+MANAGER: Final = f"{SYSTEMD}.Manager"
+PROPERTIES: Final = "org.freedesktop.DBus.Properties"
 _NOBODY: Final = tuple(
     f"org.freedesktop.DBus.Error.{name}"
     for name in ("NoReply", "ServiceUnknown", "NameHasNoOwner", "Disconnected", "Timeout", "Spawn.")
 )
 """What the bus says where there is nobody to answer (the D-Bus specification, and sd-bus-errors(3))."""
 
-NO_SUCH_UNIT: Final = f"{_NAME}.NoSuchUnit"
+NO_SUCH_UNIT: Final = f"{SYSTEMD}.NoSuchUnit"
 """The name of the error for a unit of which there is no file."""
 
 Variant = tuple[str, Any]
@@ -81,7 +81,7 @@ class Manager:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._address = _bus_address(os.environ if environ is None else environ)
+        self._address = bus_address(os.environ if environ is None else environ)
         self._connection: Any = None
         self._subscribed = False
 
@@ -111,7 +111,7 @@ class Manager:
     def pid(self) -> int | None:
         """The user manager's process, or None where it is not on the bus."""
         with suppress(ManagerError):
-            return int(self._bus("GetConnectionUnixProcessID", "s", _NAME)[0])
+            return int(self._bus("GetConnectionUnixProcessID", "s", SYSTEMD)[0])
         return None
 
     def version(self) -> str:
@@ -127,10 +127,10 @@ class Manager:
 
         None where no such unit file exists.
         """
-        path = self._call(_PATH, _MANAGER, "LoadUnit", "s", name)[0]
+        path = self._call(MANAGER_PATH, MANAGER, "LoadUnit", "s", name)[0]
         found: dict[str, Any] = {}
-        for interface in (f"{_NAME}.Unit", f"{_NAME}.{kind}"):
-            body = self._call(path, _PROPERTIES, "GetAll", "s", interface)
+        for interface in (f"{SYSTEMD}.Unit", f"{SYSTEMD}.{kind}"):
+            body = self._call(path, PROPERTIES, "GetAll", "s", interface)
             found.update({key: value for key, (_, value) in body[0].items()})
         return found if found.get("LoadState") != "not-found" else None
 
@@ -147,13 +147,13 @@ class Manager:
 
     def units(self, *patterns: str) -> list[UnitState]:
         """The loaded units of which the name matches one of the patterns (glob(7)), by name."""
-        body = self._call(_PATH, _MANAGER, "ListUnitsByPatterns", "asas", [], list(patterns))
+        body = self._call(MANAGER_PATH, MANAGER, "ListUnitsByPatterns", "asas", [], list(patterns))
         return sorted(UnitState(name, load, active, sub) for name, _, load, active, sub, *_ in body[0])
 
     def processes(self, unit: str) -> list[tuple[int, str]]:
         """The processes in the cgroup of a unit and below it: their ids and control groups. Empty for no such unit."""
         try:
-            body = self._call(_PATH, _MANAGER, "GetUnitProcesses", "s", unit)
+            body = self._call(MANAGER_PATH, MANAGER, "GetUnitProcesses", "s", unit)
         except ManagerRefused as error:
             if error.name == NO_SUCH_UNIT:
                 return []
@@ -172,7 +172,7 @@ class Manager:
         Raises JobFailed. Units that are to stop with it (a slice's, PartOf=) have stopped too.
         """
         try:
-            self._call(_PATH, _MANAGER, "GetUnit", "s", unit)
+            self._call(MANAGER_PATH, MANAGER, "GetUnit", "s", unit)
             # A start under way is to give way.
             self._job(unit, timeout, "StopUnit", "ss", unit, "replace")
         except ManagerRefused as error:
@@ -189,7 +189,7 @@ class Manager:
     def reset_failed(self, unit: str) -> bool:
         """Forget that a unit has failed; False where none of that name is loaded."""
         try:
-            self._call(_PATH, _MANAGER, "ResetFailedUnit", "s", unit)
+            self._call(MANAGER_PATH, MANAGER, "ResetFailedUnit", "s", unit)
         except ManagerRefused as error:
             if error.name == NO_SUCH_UNIT:
                 return False
@@ -199,19 +199,19 @@ class Manager:
     def _job(self, unit: str, timeout: float, member: str, signature: str, *arguments: Any) -> None:
         from jeepney import MatchRule
 
-        rule = MatchRule(type="signal", sender=_NAME, path=_PATH, interface=_MANAGER, member="JobRemoved")
+        rule = MatchRule(type="signal", sender=SYSTEMD, path=MANAGER_PATH, interface=MANAGER, member="JobRemoved")
         if not self._subscribed:
-            self._call(_PATH, _MANAGER, "Subscribe", "")
+            self._call(MANAGER_PATH, MANAGER, "Subscribe", "")
             self._bus("AddMatch", "s", rule.serialise())
             self._subscribed = True
         # The signal carries the unique name of its sender, which the bus has compared.
-        ours = MatchRule(type="signal", path=_PATH, interface=_MANAGER, member="JobRemoved")
+        ours = MatchRule(type="signal", path=MANAGER_PATH, interface=MANAGER, member="JobRemoved")
         removed: deque[Any] = deque()
         deadline = time.monotonic() + timeout
         # The filter is there before the call: the signal may come before the answer.
         with self._connection.filter(ours, queue=removed):
             patience = max(timeout, CALL_TIMEOUT)
-            job = self._ask(_NAME, _PATH, _MANAGER, member, signature, arguments, unit, patience)[0]
+            job = self._ask(SYSTEMD, MANAGER_PATH, MANAGER, member, signature, arguments, unit, patience)[0]
             path = result = None
             while path != job:
                 left = max(deadline - time.monotonic(), 0)
@@ -226,10 +226,10 @@ class Manager:
     # Messages.
 
     def _property(self, name: str) -> str:
-        return str(self._call(_PATH, _PROPERTIES, "Get", "ss", _MANAGER, name)[0][1])
+        return str(self._call(MANAGER_PATH, PROPERTIES, "Get", "ss", MANAGER, name)[0][1])
 
     def _call(self, path: str, interface: str, member: str, signature: str, *arguments: Any) -> tuple[Any, ...]:
-        return self._ask(_NAME, path, interface, member, signature, arguments)
+        return self._ask(SYSTEMD, path, interface, member, signature, arguments)
 
     def _bus(self, member: str, signature: str, *arguments: Any) -> tuple[Any, ...]:
         name = "org.freedesktop.DBus"
@@ -246,22 +246,34 @@ class Manager:
         unit: str = "",
         timeout: float = CALL_TIMEOUT,
     ) -> tuple[Any, ...]:
-        from jeepney import DBusAddress, HeaderFields, MessageType, new_method_call
-
-        address = DBusAddress(path, bus_name=name, interface=interface)
-        message = new_method_call(address, member, signature or None, arguments)
+        message = method_call(name, path, interface, member, signature, arguments)
         try:
             with _reaching():
                 answer = self._connection.send_and_get_reply(message, timeout=timeout)
         except TimeoutError as error:
             raise ManagerUnreachable("the user's service manager does not answer") from error
-        if answer.header.message_type is MessageType.error:
-            error_name = str(answer.header.fields.get(HeaderFields.error_name, ""))
-            if error_name.startswith(_NOBODY):
-                raise ManagerUnreachable("no service manager is on the user's bus, or it does not answer")
-            raise ManagerRefused(error_name, unit)
-        body: tuple[Any, ...] = answer.body
-        return body
+        return answered(answer, unit)
+
+
+def method_call(name: str, path: str, interface: str, member: str, signature: str, arguments: tuple[Any, ...]) -> Any:
+    """The message that calls a method of whoever has the bus name `name`."""
+    from jeepney import DBusAddress, new_method_call
+
+    address = DBusAddress(path, bus_name=name, interface=interface)
+    return new_method_call(address, member, signature or None, arguments)
+
+
+def answered(answer: Any, unit: str = "") -> tuple[Any, ...]:
+    """What an answer says. Raises ManagerRefused for an error, ManagerUnreachable where the bus found nobody."""
+    from jeepney import HeaderFields, MessageType
+
+    if answer.header.message_type is MessageType.error:
+        error_name = str(answer.header.fields.get(HeaderFields.error_name, ""))
+        if error_name.startswith(_NOBODY):
+            raise ManagerUnreachable("no service manager is on the user's bus, or it does not answer")
+        raise ManagerRefused(error_name, unit)
+    body: tuple[Any, ...] = answer.body
+    return body
 
 
 @contextmanager
@@ -275,7 +287,8 @@ def _reaching() -> Iterator[None]:
         raise ManagerUnreachable("the user's service manager does not answer") from error
 
 
-def _bus_address(environ: Mapping[str, str]) -> str | None:
+def bus_address(environ: Mapping[str, str]) -> str | None:
+    """The address of the user's bus (the D-Bus specification, Server Addresses); None where nothing names one."""
     if address := environ.get("DBUS_SESSION_BUS_ADDRESS"):
         return address
     # Where pam_systemd(8) makes it, for those who call without a session.

@@ -10,7 +10,6 @@ that did not start, `stop_failed` where something is left of what was to end.
 
 from __future__ import annotations
 
-import os
 import re
 from os import path
 from typing import Any, Final, NamedTuple

@@ -78,22 +78,28 @@ def way_out(code: str, program: str) -> str:
 class Answer(NamedTuple):
     """What a command found or did: `data` for `--json`, `lines` for a person.
 
-    An answer with an `error`, a code and a text, is a failure that has data nevertheless.
+    An answer with an `error`, a code and a text, is a failure that has data nevertheless. It ends with `status`, or
+    where that is None with what the code ends with.
     """
 
     data: JsonObject
     lines: Iterable[str] = ()
     error: tuple[str, str] | None = None
+    status: int | None = None
 
 
 class CommandFailure(Exception):
-    """Ends a command. `code` is one of `EXITS`, the text one line with the fault, `hint` the way out."""
+    """Ends a command. `code` is one of `EXITS`, the text one line with the fault, `hint` the way out.
 
-    def __init__(self, code: str, text: str, hint: str = "") -> None:
+    `status` is what it ends with; None: what the code does.
+    """
+
+    def __init__(self, code: str, text: str, hint: str = "", status: int | None = None) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
         self.hint = hint
+        self.status = exit_of(code) if status is None else status
 
     @property
     def message(self) -> str:

@@ -69,7 +69,7 @@ def _run(program: str, arguments: list[str]) -> int:
             _print_envelope(words, None, answer.error)
         else:
             output.complain(failure.text, failure.hint, program)
-        return exit_of(failure.code)
+        return failure.status
     if isinstance(answer, int):
         return answer
     if as_json:
@@ -79,7 +79,9 @@ def _run(program: str, arguments: list[str]) -> int:
             print(line)
         if answer.error is not None:
             output.complain(answer.error[1], program=program)
-    return OK if answer.error is None else exit_of(answer.error[0])
+    if answer.error is None:
+        return OK
+    return exit_of(answer.error[0]) if answer.status is None else answer.status
 
 
 def _answered(program: str, words: list[str], as_json: bool) -> Answer | int:
@@ -100,6 +102,7 @@ def _answered(program: str, words: list[str], as_json: bool) -> Answer | int:
 
 
 def _parsed(program: str, words: list[str]) -> argparse.Namespace:
+    options: argparse.Namespace
     options, rest = parser.build(program, __version__).parse_known_args(words)
     if rest:
         text = f"unrecognized: {' '.join(map(output.printable, rest))}"

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from agent_intercom.cli.formatting import Formatter, HelpfulParser
-from agent_intercom.cli.orchestrate import startflags
+from agent_intercom.cli.orchestrate import startflags, workerflags
 from agent_intercom.cli.orchestrate.answer import MEANINGS, Answer, usage
 from agent_intercom.cli.orchestrate.startflags import text, whole
 from agent_intercom.orchestration.contract import ROLES, THINKING
@@ -36,6 +36,9 @@ COMMANDS: Final = (
     "prune",
     "config",
     "supervisor",
+    "worker",
+    "report",
+    "progress",
     "controller",
     "role-registry",
 )
@@ -46,6 +49,21 @@ _SESSION: Final = "name of a session (default: that of this directory, or the on
 
 class Parser(HelpfulParser):
     """Complains in one line, and as JSON where that was asked for."""
+
+    behind = ""
+    """What is to get everything that stands behind two dashes, and nothing else, where a command has that."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        """As argparse has it, and with what is `behind`: argparse would take a first word there for any other."""
+        if not self.behind or args is None:
+            return super().parse_known_args(args, namespace)
+        words = list(args)
+        end = words.index("--") if "--" in words else len(words)
+        found, rest = super().parse_known_args(words[:end], namespace)
+        if getattr(found, self.behind):
+            self.error(f"{getattr(found, self.behind)[0]}: what is to run stands behind two dashes")
+        setattr(found, self.behind, words[end + 1 :])
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         raise usage(message, f"See `{self.prog} --help`.")
@@ -63,12 +81,14 @@ def build(program: str, version: str) -> Parser:
     parser.add_argument("--version", action="version", version=f"{program} {version}")
     _json(parser)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True, parser_class=Parser)
-    adding = _Adding(program, commands)
+    adding = Adding(program, commands, _exits())
     _start(adding)
     _looking(adding)
     _steering(adding)
     _tending(adding)
     _supervisor(adding)
+    workerflags.add_reporting(adding, _lazy)
+    _worker(Adding(program, commands, workerflags.EXITS), program)
     return parser
 
 
@@ -81,12 +101,13 @@ def _exits() -> str:
     return "exit codes:\n" + "".join(f"  {code}  {text}\n" for code, text in MEANINGS.items())
 
 
-class _Adding:
+class Adding:
     """Adds commands, all with the same kind of help."""
 
-    def __init__(self, program: str, commands: argparse._SubParsersAction[Parser]) -> None:
+    def __init__(self, program: str, commands: argparse._SubParsersAction[Parser], exits: str) -> None:
         self._program = program
         self._commands = commands
+        self._exits = exits
 
     @contextmanager
     def command(self, name: str, run: Command, summary: str, example: str) -> Iterator[Parser]:
@@ -94,7 +115,7 @@ class _Adding:
             name,
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
-            epilog=f"example:\n  {self._program} {example}\n\n{_exits()}",
+            epilog=f"example:\n  {self._program} {example}\n\n{self._exits}",
             formatter_class=Formatter,
             allow_abbrev=False,
         )
@@ -119,7 +140,7 @@ def _config(options: argparse.Namespace) -> Answer | int:
     return _lazy("config", options.action)(options)
 
 
-def _start(adding: _Adding) -> None:
+def _start(adding: Adding) -> None:
     example = "start --task-file task.md --with-probe --implementation-flow phased --dry-run"
     with adding.command("start", _lazy("starting", "start"), "start a run", example) as sub:
         startflags.add(sub)
@@ -153,7 +174,7 @@ def _yes(sub: Parser, what: str) -> None:
     sub.add_argument("--yes", action="store_true", help=what)
 
 
-def _looking(adding: _Adding) -> None:
+def _looking(adding: Adding) -> None:
     with adding.command("list", _lazy("looking", "list_runs"), "list the runs that live", "list --all") as sub:
         sub.add_argument("--all", action="store_true", help="with those that have ended")
     with adding.command("status", _lazy("looking", "status"), "tell where a run stands", "status --json") as sub:
@@ -190,7 +211,7 @@ def _looking(adding: _Adding) -> None:
         sub.add_argument("--limit", type=_page, default=100, metavar="N", help="newest assignments, 1 to 100 (100)")
 
 
-def _steering(adding: _Adding) -> None:
+def _steering(adding: Adding) -> None:
     example = "send demo --role implementer --message 'Keep the old format readable.'"
     with adding.command("send", _lazy("steering", "send"), "say something to a worker", example) as sub:
         _session(sub, needed=True)
@@ -252,7 +273,7 @@ def _steering(adding: _Adding) -> None:
         _yes(sub, "really end it; what it has done and its files stay")
 
 
-def _tending(adding: _Adding) -> None:
+def _tending(adding: Adding) -> None:
     with adding.command(
         "doctor", _lazy("doctor", "doctor"), "look for what is wrong and tell the way out", "doctor"
     ) as sub:
@@ -282,7 +303,7 @@ def _tending(adding: _Adding) -> None:
         sub.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="ignored")
 
 
-def _supervisor(adding: _Adding) -> None:
+def _supervisor(adding: Adding) -> None:
     example = "supervisor events demo --role reviewer --cursor reviewer=12"
     with adding.command(
         "supervisor", _lazy("supervising", "supervisor"), "read runs as a program does", example
@@ -323,6 +344,17 @@ def _supervisor(adding: _Adding) -> None:
         command.add_argument("--role", required=True, metavar="ROLE", help="the role that it was for")
         _command_id(command, needed=True)
         _run(command)
+
+
+def _worker(adding: Adding, program: str) -> None:
+    with adding.command(
+        "worker", _lazy("worker", ""), "start and look after workers outside runs", "worker list"
+    ) as sub:
+        sub.description = (
+            "Start and look after workers outside runs: any program, in a scope unit of its own, known by a name."
+        )
+        operations = sub.add_subparsers(dest="operation", metavar="OPERATION", required=True, parser_class=Parser)
+        workerflags.add(Adding(program, operations, workerflags.EXITS), _lazy)
 
 
 def _page(value: str) -> int:

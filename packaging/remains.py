@@ -30,6 +30,15 @@ def live_runs() -> list[str]:
     return sorted(map(session_of, units))
 
 
+def live_workers() -> int:
+    """How many workers of the caller's go on that belong to no run."""
+    if not shutil.which("systemctl"):
+        return 0
+    command = ["systemctl", "--user", "show", "--property=Slice", "--value", "worker-*.scope"]
+    told = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+    return told.split().count("orchestrate-workers.slice")
+
+
 def session_of(unit: str) -> str:
     """The session of a run by what its start has written for its units."""
     place = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "agent-intercom/run", unit, "run.json")
@@ -50,7 +59,8 @@ def after_remove() -> None:
     state, config = base("XDG_STATE_HOME", ".local/state"), base("XDG_CONFIG_HOME", ".config")
     runtime = base("XDG_RUNTIME_DIR", "/nowhere") / "agent-intercom"
     compat = Path(os.environ.get("PI_CODING_AGENT_DIR", "").strip() or Path.home() / ".pi/agent", "intercom")
-    made = [compat / "broker.sock", compat / "remote-gateway.sock", runtime / "intercom.sock", runtime / "gateway.sock"]
+    made = [compat / "broker.sock", compat / "remote-gateway.sock"]
+    made += [runtime / name for name in ("intercom.sock", "gateway.sock", "workers.sock")]
     for path in filter(dead, made):
         path.unlink()
         say(f"removed a socket at which nobody listens any more: {path}")
@@ -58,7 +68,10 @@ def after_remove() -> None:
             path.parent.rmdir()
     runs = state / "agent-intercom/runs"
     for path, why in (
-        (state / "agent-intercom", f"the database with the ids and times of open asks{', and runs' * runs.is_dir()}"),
+        (
+            state / "agent-intercom",
+            f"the databases with the ids and times of open asks and of workers{', and runs' * runs.is_dir()}",
+        ),
         (config / "agent-intercom", "your settings"),
         (runtime, "until the last logout: seats and their messages"),
     ):

@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("intercom.socket", "intercom-gateway.socket", "intercom.service")
 RUN_UNITS = ("orchestrate@r1.socket", "orchestrate@r1.service", "orchestrate-reaper@r1.service")
 PRUNE = ("orchestrate-prune.timer", "orchestrate-prune.service")
+WORKERS = ("orchestrate-workers.socket", "orchestrate-workers.service")
+CLEANUP = ("orchestrate-cleanup.timer", "orchestrate-cleanup.service")
+FIXED = (*UNITS, *WORKERS, *PRUNE, *CLEANUP)
 SOURCE = "/home/alice/src/agent-intercom"
 MAKE = f"make --no-print-directory -C {SOURCE} PYTHON=/usr/bin/python3"
 # What a user manager, Python or the tests' own commands leave in a home on their own.
@@ -27,26 +30,28 @@ def test_units_are_loaded_for_every_user(bed: Any) -> None:
     for user in ("alice", "bob"):
         for unit in UNITS:
             assert bed.show(user, unit, "LoadState") == "loaded"
-        for unit in (*RUN_UNITS, *PRUNE):
+        for unit in (*RUN_UNITS, *WORKERS, *PRUNE, *CLEANUP):
             assert bed.show(user, unit, "LoadState") == "loaded"
     assert bed.show("alice", "intercom.service", "DropInPaths").endswith("50-mounts.conf")
     assert bed.show("alice", "orchestrate-r1.slice", "DropInPaths").endswith("/orchestrate-.slice.d/50-run.conf")
+    slice_drop_in = bed.show("alice", "orchestrate-workers.slice", "DropInPaths")
+    assert slice_drop_in == "/usr/lib/systemd/user/orchestrate-workers.slice.d/50-run.conf"
 
 
 def test_nothing_is_enabled_by_installing(bed: Any) -> None:
-    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *UNITS, *PRUNE], check=False).stdout.split()
-    assert states == ["disabled", "disabled", "static", "disabled", "static"]
+    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *FIXED], check=False).stdout.split()
+    assert states == ["disabled", "disabled", "static", "disabled", "static", *["disabled", "static"] * 2]
 
 
 def test_preset_enables_the_sockets(bed: Any) -> None:
-    bed.as_user("alice", ["systemctl", "--user", "preset", *UNITS, *PRUNE], check=False)
-    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *UNITS, *PRUNE], check=False).stdout.split()
-    assert states == ["enabled", "enabled", "static", "disabled", "static"]
+    bed.as_user("alice", ["systemctl", "--user", "preset", *FIXED], check=False)
+    states = bed.as_user("alice", ["systemctl", "--user", "is-enabled", *FIXED], check=False).stdout.split()
+    assert states == ["enabled", "enabled", "static", "enabled", "static", *["disabled", "static"] * 2]
 
 
 def test_verify_is_silent(bed: Any) -> None:
     """It prints problems and still ends with 0, so any output counts."""
-    paths = [f"/usr/lib/systemd/user/{unit}" for unit in (*UNITS, *PRUNE)]
+    paths = [f"/usr/lib/systemd/user/{unit}" for unit in FIXED]
     done = bed.as_user("alice", ["systemd-analyze", "--user", "verify", *paths])
     assert done.stdout + done.stderr == ""
 

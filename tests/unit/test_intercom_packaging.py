@@ -153,7 +153,8 @@ def test_examples_are_installed_with_the_pages(installed: Path) -> None:
 
 def test_everything_that_runs_call_is_there_and_can_be_run(installed: Path) -> None:
     place = installed / ".local"
-    for name in ("orchestrate-broker", "orchestrate-worker", "pi-tmux-agents"):
+    launchers = ("orchestrate-broker", "orchestrate-workers", "orchestrate-launcher", "orchestrate-bridge")
+    for name in (*launchers, "pi-tmux-agents"):
         assert os.access(place / "lib/agent-intercom" / name, os.X_OK)
     package = place / "lib/agent-intercom/site/agent_intercom"
     here = ROOT / "service/agent_intercom"

@@ -94,7 +94,11 @@ def test_mount_hardening_is_apart() -> None:
 def test_preset_enables_the_sockets_and_nothing_else() -> None:
     text = (UNITS / "90-agent-intercom.preset").read_text()
     lines = [line for line in text.splitlines() if line[:1] not in {"", "#"}]
-    assert lines == [*(f"enable {name}" for name in SOCKETS), "disable orchestrate-prune.timer"]
+    timers = ("orchestrate-prune.timer", "orchestrate-cleanup.timer")
+    assert lines == [
+        *(f"enable {name}" for name in (*SOCKETS, "orchestrate-workers.socket")),
+        *(f"disable {name}" for name in timers),
+    ]
 
 
 def test_old_runs_are_removed_daily_where_somebody_asks_for_it() -> None:
@@ -103,5 +107,35 @@ def test_old_runs_are_removed_daily_where_somebody_asks_for_it() -> None:
     assert value(timer, "Install", "WantedBy") == "timers.target"
     assert value(service, "Service", "ExecStart") == "/usr/bin/orchestrate prune --yes"
     # It names sessions and files.
+    assert value(service, "Service", "StandardOutput") == value(service, "Service", "StandardError") == "null"
+    assert "Install" not in service
+
+
+def test_worker_service_takes_nothing_from_what_it_forks() -> None:
+    """Children keep filters, limits and masks for ever, and workers are confined one by one."""
+    service = read("orchestrate-workers.service")["Service"]
+    assert service["Type"] == ["notify"] and service["KillMode"] == ["mixed"] and service["Restart"] == ["on-failure"]
+    taken = ("NoNew", "Private", "Protect", "Restrict", "SystemCall", "Capability", "ReadOnly", "ReadWrite", "Memory")
+    assert [key for key in service if key.startswith(taken)] == ["MemorySwapMax"]
+    assert not {"UMask", "Nice", "LimitNOFILE", "TasksMax", "Slice"} & service.keys()
+
+
+def test_worker_service_starts_for_every_client() -> None:
+    service, listener = read("orchestrate-workers.service"), read("orchestrate-workers.socket")
+    assert value(listener, "Socket", "ListenStream") == "%t/agent-intercom/workers.sock"
+    assert value(listener, "Socket", "SocketMode") == "0600"
+    assert value(listener, "Socket", "DirectoryMode") == "0700"
+    assert value(listener, "Socket", "Accept") == "no"
+    assert value(listener, "Install", "WantedBy") == "sockets.target"
+    assert value(service, "Unit", "Requires") == value(service, "Unit", "After") == "orchestrate-workers.socket"
+    assert int(value(service, "Unit", "StartLimitBurst")) >= 10 * 60
+    assert int(value(listener, "Socket", "TriggerLimitBurst")) >= 2 * 10 * 60
+
+
+def test_workers_are_cleaned_up_daily_where_somebody_asks_for_it() -> None:
+    timer, service = read("orchestrate-cleanup.timer"), read("orchestrate-cleanup.service")
+    assert value(timer, "Timer", "OnCalendar") == "daily"
+    assert value(timer, "Install", "WantedBy") == "timers.target"
+    assert value(service, "Service", "ExecStart") == "/usr/bin/orchestrate worker cleanup --execute"
     assert value(service, "Service", "StandardOutput") == value(service, "Service", "StandardError") == "null"
     assert "Install" not in service

@@ -184,6 +184,63 @@ class Event(Enum):
         "Worker's request refused",
         {"role": CODE, "code": CODE},
     )
+    WORKERS_STARTED = Definition(
+        "34298e9768ef496cbff33c73508329dd",
+        NOTICE,
+        "Worker service is ready",
+        {"live": INT, "attached": INT, "lost": INT, "took_ms": INT},
+    )
+    WORKERS_STOPPING = Definition(
+        "3c47e37fc16f413abb3cd27834fbf4ee", NOTICE, "Worker service is stopping", {"reason": CODE, "live": INT}
+    )
+    WORKERS_REFUSED = Definition(
+        "32c4e10394984dd19f45a0f8fbf288ee",
+        ERROR,
+        "Registry of workers cannot be used, every change is refused",
+        {"code": CODE},
+    )
+    MANAGER_LOST = Definition(
+        "373b61a5246049f8b08819ec9c503543",
+        ERROR,
+        "User's service manager does not answer, no worker can be started",
+        {"code": CODE},
+    )
+    WORKER_STARTED = Definition(
+        "ae2033b3b1474ad987e91e8911570828",
+        INFO,
+        "Worker started",
+        {"worker": ID, "driver": CODE, "generation": INT, "took_ms": INT, "enforced": CODE},
+    )
+    WORKER_START_FAILED = Definition(
+        "609abc34d48049c1af7996b838923711", WARNING, "Worker did not start", {"worker": ID, "code": CODE}
+    )
+    WORKER_ENDED = Definition(
+        "7445d26a1ab64ada9b0912b00304fdbb",
+        INFO,
+        "Worker ended",
+        {"worker": ID, "outcome": CODE, "reason": CODE, "exit_code": INT, "exit_signal": INT},
+    )
+    WORKER_LOST = Definition(
+        "eb2668648fee4ed5b65e897eff7369d9",
+        WARNING,
+        "Worker is lost, how it ended cannot be told",
+        {"worker": ID, "code": CODE},
+    )
+    WORKER_CHILDREN_REMAIN = Definition(
+        "d2da24f148d94537b66d25c5d79b117a", NOTICE, "Worker's command ended and left processes behind", {"worker": ID}
+    )
+    WORKER_STOP_FAILED = Definition(
+        "1e211f425f7e45ebb88e0d1673f4e1fd",
+        ERROR,
+        "Worker was stopped and processes of it are left",
+        {"worker": ID, "code": CODE},
+    )
+    WORKER_REQUEST_REFUSED = Definition(
+        "6f55e227fb1144308998e034d970c980",
+        INFO,
+        "Request to the worker service refused",
+        {"action": CODE, "code": CODE, "inside": INT},
+    )
     CONFIG_INVALID = Definition(
         "f26b865e3556401f993ad4c60b88afd3", ERROR, "Setting refused, its default is used", {"key": CODE, "code": CODE}
     )

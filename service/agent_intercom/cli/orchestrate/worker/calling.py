@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks the worker service, and what becomes of its errors (managed-workers spec, sections 1.2 and 1.9)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from agent_intercom.cli.orchestrate.answer import INVALID_ARGUMENTS, CommandFailure, JsonObject
+from agent_intercom.cli.orchestrate.workerflags import exit_of
+from agent_intercom.orchestration import environment
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers.client import Client, from_environment
+from agent_intercom.workers.contract import SOCKET_UNIT, Code
+from agent_intercom.workers.errors import WorkerError
+
+SESSION_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_ID"
+
+_SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+
+_WAYS_OUT: Final = {
+    Code.NOT_FOUND: "`{0} worker list --all --history` shows what there is.",
+    Code.AMBIGUOUS: "Give more of its id.",
+    Code.NOT_OWNER: "`{0} worker adopt` makes it yours.",
+    Code.LIVE: "`{0} worker stop` ends it.",
+    Code.NOT_LIVE: "`{0} worker restart` starts it again.",
+    Code.ACKNOWLEDGE: "Say --yes to do it; nothing was done.",
+    Code.STORE: "`{0} doctor` tells more.",
+    Code.BUSY: "Try again.",
+}
+
+NOBODY: Final = "no worker service listens"
+START: Final = f"`systemctl --user start {SOCKET_UNIT}` makes it; so does `worker start`."
+
+
+class Caller(NamedTuple):
+    """Whom the worker service is asked for. From inside a worker it is that worker, whatever is said here."""
+
+    scope: str | None = None
+    session: str | None = None
+    override: bool = False
+
+    def __repr__(self) -> str:
+        return "Caller()"
+
+
+class Asking:
+    """A connection to the worker service, on which everything is asked for one caller. Raises WorkerError."""
+
+    def __init__(self, client: Client, caller: Caller) -> None:
+        self._client = client
+        self._caller = caller
+
+    def request(self, action: str, params: Mapping[str, Any], timeout: float | None = None) -> JsonObject:
+        """The result of an action."""
+        return self._client.request(action, params, timeout=timeout, **self._caller._asdict())
+
+
+class NobodyListens(WorkerError):
+    """There is no worker service, and no socket that would start one."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.UNREACHABLE, NOBODY, "socket")
+
+
+def caller_of(session: str | None, environ: Mapping[str, str], *, override: bool = False) -> Caller:
+    """Who asks. `session` is what the caller says beside the environment. Raises WorkerError `invalid_request`."""
+    try:
+        scope = environment.scope(environ)
+    except Refusal as refusal:
+        raise WorkerError(Code.INVALID, refusal.text, refusal.field) from refusal
+    said = "the session" if session is not None else SESSION_ENVIRONMENT
+    chosen = environ.get(SESSION_ENVIRONMENT, "").strip() if session is None else session
+    if not chosen and session is None:
+        return Caller(scope, None, override)
+    if _SESSION.fullmatch(chosen) is None:
+        raise WorkerError(Code.INVALID, f"{said} is no id of a session: 1 to 128 of A-Z a-z 0-9 _ -", "session")
+    return Caller(scope, chosen, override)
+
+
+@contextmanager
+def connected(caller: Caller, environ: Mapping[str, str], *, begin: bool = False) -> Iterator[Asking]:
+    """The worker service. Raises WorkerError, NobodyListens where there is none.
+
+    With `begin` the service manager is asked to listen where nobody does.
+    """
+    client = from_environment(environ)
+    try:
+        opened = client.__enter__()
+    except WorkerError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+            raise
+        if not begin:
+            raise NobodyListens from error
+        _listen(environ)
+        opened = client.__enter__()
+    try:
+        yield Asking(opened, caller)
+    finally:
+        client.close()
+
+
+@contextmanager
+def asking(options: argparse.Namespace, *, begin: bool = False) -> Iterator[Asking]:
+    """The worker service for a command, with every WorkerError inside made a CommandFailure."""
+    with failing(options.program):
+        caller = caller_of(getattr(options, "session", None), os.environ, override=getattr(options, "override", False))
+        with connected(caller, os.environ, begin=begin) as opened:
+            yield opened
+
+
+@contextmanager
+def failing(program: str) -> Iterator[None]:
+    """Make every WorkerError inside a CommandFailure, with the way out and the exit code of its code."""
+    try:
+        yield
+    except NobodyListens as error:
+        raise CommandFailure(error.code, error.text, START, exit_of(error.code)) from error
+    except WorkerError as error:
+        hint = _WAYS_OUT[Code(error.code)] if error.code in _WAYS_OUT else ""
+        raise CommandFailure(error.code, told(error), hint.format(program), exit_of(error.code)) from error
+
+
+def told(error: WorkerError) -> str:
+    """The text of an error, with the parameter that it is about where that is not said."""
+    named = error.code == Code.INVALID and error.field and error.field not in error.text
+    return f"{error.text} ({error.field})" if named else error.text
+
+
+def refuse(text: str, hint: str) -> CommandFailure:
+    """A command line about workers that cannot be carried out."""
+    return CommandFailure(INVALID_ARGUMENTS, text, hint)
+
+
+def _listen(environ: Mapping[str, str]) -> None:
+    """Have systemd listen for the worker service."""
+    from agent_intercom.host.manager import NO_SUCH_UNIT, Manager, ManagerError, ManagerRefused, ManagerUnreachable
+
+    try:
+        with Manager(environ) as manager:
+            manager.start(SOCKET_UNIT)
+    except ManagerUnreachable as error:
+        text = f"workers need a systemd user manager, and none answers: {error}"
+        raise WorkerError(Code.MANAGER_UNREACHABLE, text) from error
+    except ManagerRefused as error:
+        text = f"{SOCKET_UNIT} cannot be started: {error}"
+        if error.name == NO_SUCH_UNIT:
+            text = f"there is no {SOCKET_UNIT}: `make install-user` makes it"
+        raise WorkerError(Code.UNREACHABLE, text) from error
+    except ManagerError as error:
+        text = f"{error}; `systemctl --user status {SOCKET_UNIT}` tells more"
+        raise WorkerError(Code.UNREACHABLE, text) from error

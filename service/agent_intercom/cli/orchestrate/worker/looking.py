@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`worker list`, `status`, `logs` and `wait`: what workers are, do and did. Nothing is changed by them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Final
+
+from agent_intercom.cli.orchestrate import amounts
+from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
+from agent_intercom.cli.orchestrate.worker import calling, telling
+from agent_intercom.cli.orchestrate.workerflags import exit_of
+from agent_intercom.workers.contract import TERMINAL, Code, State
+
+_PIECE: Final = 60.0
+"""Seconds of one request of `wait`: the service may be asked to wait for no longer."""
+
+_MARGIN: Final = 30.0
+"""Seconds more that an answer may take."""
+
+
+def list_workers(options: argparse.Namespace) -> Answer:
+    """`worker list`: the caller's own; with `--all` those of others, with `--history` those that have ended."""
+    try:
+        with calling.asking(options) as service:
+            result = service.request("list", {"all": options.all, "history": options.history})
+    except CommandFailure as failure:
+        return _nobody(failure)
+    data = {**result, "service": True}
+    return Answer(data, telling.safe(telling.listed(data, options.program, now(), options.all, options.history)))
+
+
+def status(options: argparse.Namespace) -> Answer:
+    """`worker status`: one worker, its unit and its processes; or the service, and every worker."""
+    if options.worker is None:
+        return _overview(options)
+    with calling.asking(options) as service:
+        result = service.request("status", {"worker": options.worker})
+    return Answer(result, telling.safe(telling.status(result, now())))
+
+
+def logs(options: argparse.Namespace) -> Answer:
+    """`worker logs`: its last events, and on request the end of what it printed."""
+    with calling.asking(options) as service:
+        wanted = {"worker": options.worker, "lines": options.lines, "output": options.output}
+        result = service.request("logs", wanted)
+    return Answer(result, telling.safe(telling.logs(result, options.output)))
+
+
+def wait(options: argparse.Namespace) -> Answer:
+    """`worker wait`: until a worker is where it is to be, or cannot get there any more, or the time is over."""
+    with calling.asking(options) as service:
+        limit = None if options.timeout in {None, amounts.NEVER} else options.timeout / 1000
+        result = wait_for(service, options.worker, options.until, limit)
+    lines = list(telling.safe(telling.waited(result["worker"], options.until, now())))
+    if result["reached"]:
+        return Answer(result, lines)
+    code, text = not_reached(result, options.until)
+    return Answer(result, lines, (code, text), exit_of(code))
+
+
+def wait_for(service: calling.Asking, worker: str, until: str, seconds: float | None) -> JsonObject:
+    """What `wait` answers last. `seconds` None: there is no end. Raises WorkerError."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        piece = _PIECE if deadline is None else min(_PIECE, max(deadline - time.monotonic(), 0))
+        params = {"worker": worker, "until": until, "timeout_ms": round(piece * 1000)}
+        result = service.request("wait", params, piece + _MARGIN)
+        # Its name may be another's by the next time.
+        worker = result["worker"]["id"]
+        over = deadline is not None and time.monotonic() >= deadline
+        if result["reached"] or result["worker"]["state"] in TERMINAL or over:
+            return result
+
+
+def not_reached(result: JsonObject, until: str) -> tuple[str, str]:
+    """The code and the text for a worker that is not where it was waited for."""
+    state = result["worker"]["state"]
+    if state in TERMINAL:
+        return Code.NOT_LIVE, f"it is {State(state)} and will not be {until} any more"
+    return Code.TIMEOUT, f"it is {telling.words(state)} and not {until} yet"
+
+
+def now() -> int:
+    """Milliseconds since the epoch."""
+    return int(time.time() * 1000)
+
+
+def _overview(options: argparse.Namespace) -> Answer:
+    try:
+        with calling.asking(options) as service:
+            health = service.request("health", {})
+            result = service.request("list", {"all": False, "history": False})
+    except CommandFailure as failure:
+        return _nobody(failure)
+    data = {**result, "health": health, "service": True}
+    lines = [*telling.health(health), *telling.listed(data, options.program, now(), False, False)]
+    return Answer(data, telling.safe(lines))
+
+
+def _nobody(failure: CommandFailure) -> Answer:
+    """Where no worker service is up, none of its workers are either. Raises any other failure again."""
+    if not isinstance(failure.__cause__, calling.NobodyListens):
+        raise failure
+    data: JsonObject = {"workers": [], "hidden": 0, "service": False}
+    return Answer(data, [f"No workers: {calling.NOBODY}. {calling.START}"])

@@ -74,7 +74,7 @@ def names(pids: Iterable[int]) -> list[tuple[int, str]]:
 
     Never the arguments, nor a name that a process gives itself: either may be private. Empty for one that hides it.
     """
-    found = []
+    found: list[tuple[int, str]] = []
     for pid in sorted(set(pids)):
         if len(found) == SHOWN:
             break

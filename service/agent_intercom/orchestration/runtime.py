@@ -65,12 +65,14 @@ class WorkerPlace(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     """What is said of the worker of one role.
 
     `command` are the words of the harness `command`, its program as an absolute path; no other harness has any.
-    `confined`: it may change no files but its own and those in `writable`, which are directories; `network` is whether
-    it may use TCP. Sizes are bytes, `tasks_max` counts processes and threads, `runtime_ms` is how long it may run.
+    `confined`: it may change no files but its own and those in `writable`, which are directories; `required`: it does
+    not begin where the kernel cannot see to that; `network` is whether it may use TCP. Sizes are bytes, `tasks_max`
+    counts processes and threads, `runtime_ms` is how long it may run.
     """
 
     command: tuple[str, ...] = ()
     confined: bool = True
+    required: bool = False
     writable: tuple[str, ...] = ()
     network: bool = True
     memory_max: int | None = None

@@ -49,13 +49,15 @@ def build(
     identity: Identity,
     scratch: str,
     confined: bool,
+    read_only: bool | None = None,
     added: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """All variables of a worker.
 
     `given` is what whoever asked for the worker chose, `scope` the private scope id (None: unscoped, whatever `given`
     says), `scratch` its own directory, `added` what its driver needs, such as the address and the token of a bridge.
-    A confined worker finds its temporary files, its caches and AGENT_INTERCOM_SCRATCH there.
+    A confined worker finds its temporary files and its caches there; `read_only` (as a rule: whether it is confined)
+    is whether it may not write where it works.
 
     Raises WorkerError `invalid_request` for a scope id that is none, without the value.
     """
@@ -66,8 +68,10 @@ def build(
         for name in _UNCONFINING:
             made.pop(name, None)
         made |= dict.fromkeys(_TEMPORARY, scratch)
+        made[_CACHE] = path.join(scratch, "cache")
+    if confined if read_only is None else read_only:
         # `git status` would refresh the index of a worktree that cannot be written.
-        made |= {_CACHE: path.join(scratch, "cache"), "GIT_OPTIONAL_LOCKS": "0", READ_ONLY_ENVIRONMENT: "1"}
+        made |= {"GIT_OPTIONAL_LOCKS": "0", READ_ONLY_ENVIRONMENT: "1"}
     made |= {
         WORKER_ENVIRONMENT: identity.worker,
         INCARNATION_ENVIRONMENT: identity.incarnation,

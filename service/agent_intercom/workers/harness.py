@@ -2,13 +2,12 @@
 """What runs in a role of a run: the command line of its driver, and what that needs (orchestration spec, 12.1).
 
 The driver `pi` is Pi itself, with its bridge in it. The driver `command` is our bridge, which calls a program of any
-kind once for each assignment. Nothing is read here but whether a directory is there.
+kind once for each assignment.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import path
 from typing import Final, NamedTuple
 
@@ -49,7 +48,7 @@ def drive(run: Run, role: str, place: RunPlace, library: str) -> Driven:
 def _command(record: RoleRecord, worker: WorkerPlace, library: str, role: str) -> Driven:
     if not worker.command:
         raise WorkerError(Code.START_FAILED, "the run does not say what runs in this role", role)
-    return Driven([path.join(library, BRIDGE), "--", *worker.command], _there([record.session_dir]), False)
+    return Driven([path.join(library, BRIDGE), "--", *worker.command], [record.session_dir], False)
 
 
 def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:
@@ -71,16 +70,12 @@ def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:
         skills=[skill.path for skill in record.skills or ()],
         approve=run.manifest.approve_project,
     )
-    return Driven(arguments, _there([record.session_dir, _pi_state(place.environment)]), True)
+    return Driven(arguments, [record.session_dir, *_pi_state(place.environment)], True)
 
 
-def _pi_state(environment: Mapping[str, str]) -> str:
-    """Where Pi keeps its login, its settings and locks of both."""
+def _pi_state(environment: Mapping[str, str]) -> list[str]:
+    """Where Pi keeps its login, its settings and locks of both; nothing where nobody can tell."""
     told = environment.get(_PI_DIRECTORY, "")
-    home = environment.get("HOME", "")
-    return path.join(home, told[2:] if told.startswith("~/") else told or _PI_DEFAULT)
-
-
-def _there(directories: Sequence[str]) -> list[str]:
-    """Those that are there: what is not cannot be written by anybody who may not make it."""
-    return [directory for directory in directories if path.isabs(directory) and os.path.isdir(directory)]
+    found = path.join(environment.get("HOME", ""), told[2:] if told.startswith("~/") else told or _PI_DEFAULT)
+    # A home may be a link, and nothing is granted through one.
+    return [path.realpath(found)] if path.isabs(found) else []

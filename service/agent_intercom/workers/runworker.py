@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from os import path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from agent_intercom.host import privatefiles
 from agent_intercom.host.manager import Variant
@@ -27,6 +27,7 @@ from agent_intercom.orchestration import (
     rundir,
     runtime,
 )
+from agent_intercom.orchestration.config import packaged
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Skill
 from agent_intercom.orchestration.runtime import WorkerPlace
@@ -36,16 +37,14 @@ from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Confinement, Launch
 
-TASKS_MAX: Final = 512
-"""Processes and threads of one worker, where nobody says otherwise (managed-workers spec, section 9.3)."""
-
 
 class Prepared(NamedTuple):
     """A worker that can be started.
 
     `launch` is for its launcher alone. `label` names it (`UNIT/ROLE`), `slice` and `part_of` are what its scope unit
-    belongs to, `properties` its limits by their D-Bus names. `driver` is one of `harness.HOSTED`; `confined` is whether
-    it may not change files but its own; `runtime_ms` is after how long it is ended (None: as any worker).
+    belongs to, `properties` its limits by their D-Bus names. `driver` is `pi` or `command`; `confined` is whether it
+    may not change files but its own and, as the implementer, those of the project; `runtime_ms` is after how long it is
+    ended (None: as any worker).
     """
 
     launch: Launch
@@ -98,8 +97,8 @@ def prepare(
         own_place = places.of_run_worker(runtime_dir, unit, incarnation)
     except Refusal as refusal:
         raise WorkerError(Code.START_FAILED, refusal.text, refusal.field) from refusal
-    own = place.workers.get(role, WorkerPlace())
-    confined = own.confined if role in place.workers else role != contract.IMPLEMENTER
+    own = place.workers.get(role) or WorkerPlace(confined=role != contract.IMPLEMENTER)
+    confined = own.confined
     scratch = places.scratch_of_role(run.path, role, generation)
     driven = drivers.drive(run, role, place, library or path.dirname(path.abspath(sys.argv[0])))
     variables = environment.build(
@@ -108,6 +107,7 @@ def prepare(
         identity=environment.Identity(worker or incarnation, incarnation, generation),
         scratch=scratch,
         confined=confined,
+        read_only=confined and role != contract.IMPLEMENTER,
         added=added,
     )
     launch = Launch(
@@ -116,9 +116,7 @@ def prepare(
         directory=run.manifest.project,
         exit_file=places.exit_file(own_place),
         scratch=scratch,
-        confinement=Confinement([*driven.writable, *own.writable], own.network)
-        if confined or not own.network
-        else None,
+        confinement=confinement(own, role, run.manifest.project, driven.writable),
         stdin=driven.stdin,
     )
     return Prepared(
@@ -131,6 +129,18 @@ def prepare(
         confined=confined,
         runtime_ms=own.runtime_ms,
     )
+
+
+def confinement(worker: WorkerPlace, role: str, project: str, writable: Sequence[str] = ()) -> Confinement | None:
+    """What the kernel is to refuse the worker of a role; None: nothing.
+
+    `writable` are the directories that its driver has to be able to write; those that are not there are left out. The
+    implementer may always change the project. One that is not confined and may not use the network writes everywhere.
+    """
+    if not worker.confined:
+        return None if worker.network else Confinement(["/"], False, worker.required)
+    places_ = [*writable, *worker.writable, *([project] if role == contract.IMPLEMENTER else [])]
+    return Confinement([each for each in places_ if path.isdir(each)], worker.network, worker.required)
 
 
 def _check(run: rundir.Run, unit: str, role: str) -> None:
@@ -164,11 +174,6 @@ def _bridge_variables(run: rundir.Run, runtime_dir: str, unit: str, role: str, g
     )
 
 
-def _confinement(worker: WorkerPlace, writable: Sequence[str], confined: bool) -> Confinement:
-    """What the kernel is to refuse; one that may write and not use the network may write everywhere."""
-    return Confinement([*writable, *worker.writable] if confined else ["/"], worker.network)
-
-
 def _properties(worker: WorkerPlace) -> dict[str, Variant]:
     """The limits of a worker's scope unit, by their D-Bus names. Anybody may read them."""
     properties: dict[str, Variant] = {
@@ -176,7 +181,7 @@ def _properties(worker: WorkerPlace) -> dict[str, Variant]:
         "OOMPolicy": ("s", "continue"),
         # Its memory has bodies in it, as the broker's has.
         "MemorySwapMax": ("t", 0),
-        "TasksMax": ("t", worker.tasks_max or TASKS_MAX),
+        "TasksMax": ("t", worker.tasks_max or packaged.TASKS_MAX),
     }
     for name, value in (("MemoryMax", worker.memory_max), ("MemoryHigh", worker.memory_high)):
         if value is not None:

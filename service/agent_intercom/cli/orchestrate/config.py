@@ -10,15 +10,20 @@ from collections.abc import Iterator, Sequence
 from os import path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate.answer import ERROR, Answer, JsonObject, bounded
 from agent_intercom.cli.orchestrate.preparing import project_of
 from agent_intercom.orchestration import places
 from agent_intercom.orchestration.config.load import Examined, examine
-from agent_intercom.orchestration.config.plan import PACKAGED, Asked, Plan, Source, custom_roles, plan, thresholds
+from agent_intercom.orchestration.config.plan import Asked, Plan, custom_roles, plan, thresholds
 from agent_intercom.orchestration.config.shapes import ORCHESTRATE, Configuration, File, Problem
+from agent_intercom.orchestration.config.sources import PACKAGED, Source
+from agent_intercom.orchestration.config.workerplan import RULES
 from agent_intercom.orchestration.contract import SPECIALISTS
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.harness import COMMAND
 
 
 class Setting(NamedTuple):
@@ -95,10 +100,9 @@ def _data(found: Examined, settings: dict[str, Setting], problems: Sequence[Prob
 def _settings(configuration: Configuration | None, project: str) -> dict[str, Setting]:
     if configuration is None:
         return {}
-    made = plan(configuration, Asked(project=project, project_custom_roles=False))
-    of_all = plan(
-        configuration, Asked(project=project, project_custom_roles=False, specialists=dict.fromkeys(SPECIALISTS, True))
-    )
+    asked = Asked(project=project, project_custom_roles=False, need_commands=False)
+    made = plan(configuration, asked)
+    of_all = plan(configuration, msgspec.structs.replace(asked, specialists=dict.fromkeys(SPECIALISTS, True)))
     settings = {
         "runs": Setting(places.state_root(os.environ), _root_source()),
         "profile": Setting(made.profile.name, made.sources["profile"]),
@@ -109,6 +113,12 @@ def _settings(configuration: Configuration | None, project: str) -> dict[str, Se
     for role, worker in of_all.roles.items():
         for key in ("provider", "model", "thinking", "harness"):
             settings[f"roles.{role}.{key}"] = Setting(getattr(worker, key), worker.sources[key])
+        if worker.harness == COMMAND:
+            settings[f"harness.command.roles.{role}"] = Setting(list(worker.command) or None, worker.sources["command"])
+        for key in RULES:
+            value = getattr(worker, key)
+            shown = list(value) if isinstance(value, tuple) else value
+            settings[f"workers.roles.{role}.{key}"] = Setting(shown, worker.sources[key])
     settings |= _budget(made)
     own: dict[str, Any] = {
         "harness.pi.command": made.pi_command,

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from agent_intercom.cli.orchestrate import doctor, findings, pruning, runfindings
+from agent_intercom.cli.orchestrate import confining, doctor, findings, pruning, runfindings
 from agent_intercom.cli.orchestrate.answer import Answer, JsonObject
 from agent_intercom.cli.orchestrate.findings import Systemd
 from agent_intercom.cli.orchestrate.preparing import needs_pi, pi_program, project_of
@@ -70,6 +70,7 @@ def examine(options: argparse.Namespace, modules: Check) -> Answer:
         chain(
             findings.manager(systemd),
             findings.units(systemd),
+            findings.workers(systemd),
             findings.runtime_directory(os.environ),
             [modules],
             _settings(settings, program),
@@ -90,6 +91,7 @@ def examine(options: argparse.Namespace, modules: Check) -> Answer:
         "budget_policy": _budget_policy(settings),
         "paths": _paths(project),
         "systemd": systemd.result(),
+        "confinement": confining.machine(),
         "runs": runfindings.count(lying, systemd).result(),
     }
     return doctor.answer(data, found)
@@ -145,7 +147,7 @@ def _look_at_settings(project: str, skip_model_check: bool) -> _Settings:
     checked: Sequence[models.ModelCheck] = ()
     if examined.configuration is not None:
         try:
-            made = plan(examined.configuration, Asked(project=project))
+            made = plan(examined.configuration, Asked(project=project, need_commands=False))
             given = environment.choose(os.environ, made.passed, made.dropped)
         except Refusal as refusal:
             problem = refusal.text

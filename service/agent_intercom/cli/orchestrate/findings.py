@@ -16,6 +16,7 @@ from agent_intercom.cli.orchestrate.preparing import needs_pi
 from agent_intercom.cli.place import file_system
 from agent_intercom.cli.verdicts import LOG_IN, Check, in_memory, no_manager
 from agent_intercom.cli.verdicts import lingering as lingering_check
+from agent_intercom.host import cgroups
 from agent_intercom.host.manager import Manager, ManagerError, UnitState, lingering
 from agent_intercom.orchestration import hosting, runtime
 from agent_intercom.orchestration.config.load import Examined
@@ -23,6 +24,9 @@ from agent_intercom.orchestration.config.plan import Plan
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.models import ModelCheck
 from agent_intercom.orchestration.pipackage import PiPackage
+from agent_intercom.workers import confinement, hosted
+from agent_intercom.workers.contract import SERVICE_UNIT, SLICE_UNIT, SOCKET_UNIT
+from agent_intercom.workers.spec import Confinement
 
 SYSTEMD_FLOOR: Final = 252
 TIMER: Final = "orchestrate-prune.timer"
@@ -34,6 +38,9 @@ _NO_RUN: Final = "0"
 
 _SLICE: Final = re.compile(r"orchestrate-([a-z0-9]{1,32})\.slice", re.ASCII)
 
+_WHOLE_ABI: Final = 3
+"""The ABI of Landlock from which on nothing that changes a file is left out."""
+
 MAX_PROBLEMS: Final = 20
 """How many faults of the settings are told; `config check` tells more."""
 
@@ -43,29 +50,14 @@ _LOG_IN: Final = "log in through systemd-logind, or set XDG_RUNTIME_DIR to /run/
 
 _EXTERNAL: Final = 'where somebody else starts the workers say so there ([defaults] harness = "external")'
 
-_WORKER: Final = re.compile(r"orchestrate-([a-z0-9]{1,32})-([a-z]+)-g(\d{1,9})\.service", re.ASCII)
-
-
-class Worker(NamedTuple):
-    """Whose the unit of a worker is: its run, its role, and which of the role's workers it is."""
-
-    unit: str
-    role: str
-    generation: int
-
-
-def worker(name: str) -> Worker | None:
-    """The worker of a service of that name; None: it is another unit's."""
-    match = _WORKER.fullmatch(name)
-    return Worker(match[1], match[2], int(match[3])) if match else None
-
 
 class Systemd(NamedTuple):
     """What the user's service manager says; `problem` is why it says nothing. `failed` are names of units.
 
     `brokers` has one entry for every run that lives, by its unit id; None: systemd has not loaded its service.
-    `left` has the number of processes of every run that goes on although nobody listens for it, `workers` the newest
-    generation that is loaded of each role, by unit id and role.
+    `left` has the number of processes of every run that goes on although nobody listens for it, `workers` the workers
+    of every run that lives, by its unit id. `service` is the state of the worker service, of its socket and of itself;
+    `freezer` whether what is in a control group can be paused.
     """
 
     problem: str = ""
@@ -75,7 +67,9 @@ class Systemd(NamedTuple):
     failed: Sequence[str] = ()
     brokers: Mapping[str, hosting.BrokerUnit | None] = {}
     left: Mapping[str, int] = {}
-    workers: Mapping[tuple[str, str], int] = {}
+    workers: Mapping[str, Sequence[hosted.WorkerUnit]] = {}
+    service: Sequence[UnitState] = ()
+    freezer: bool | None = None
 
     @property
     def reachable(self) -> bool:
@@ -94,13 +88,13 @@ class Systemd(NamedTuple):
         return self.installed and not changed and not self.missing_programs()
 
     def missing_programs(self) -> list[str]:
-        """The programs of the broker's unit, and of the workers that it stands for, which cannot be run."""
-        service = self.units.get(hosting.service_unit(_NO_RUN)) or {}
-        commands = service.get("ExecStart")
-        if not commands:
-            return []
-        broker = str(commands[0][0])
-        programs = [broker, path.join(path.dirname(broker), hosting.LAUNCHER)]
+        """The programs of the units, and of the workers that the worker service starts, which cannot be run."""
+        programs = []
+        for name in (hosting.service_unit(_NO_RUN), SERVICE_UNIT):
+            commands = (self.units.get(name) or {}).get("ExecStart")
+            programs += [str(commands[0][0])] if commands else []
+        if len(programs) == 2:
+            programs += [path.join(path.dirname(programs[1]), each) for each in hosted.PROGRAMS]
         return [program for program in programs if not os.access(program, os.X_OK)]
 
     def result(self) -> JsonObject:
@@ -115,7 +109,8 @@ class Systemd(NamedTuple):
 
 
 def _run_units() -> tuple[str, ...]:
-    return hosting.socket_unit(_NO_RUN), hosting.service_unit(_NO_RUN), REAPER.format(_NO_RUN)
+    of_run = hosting.socket_unit(_NO_RUN), hosting.service_unit(_NO_RUN), REAPER.format(_NO_RUN)
+    return (*of_run, SOCKET_UNIT, SERVICE_UNIT)
 
 
 def ask_manager(runtime_dir: str | None) -> Systemd:
@@ -125,7 +120,9 @@ def ask_manager(runtime_dir: str | None) -> Systemd:
         with Manager() as manager:
             kinds = {name: "Socket" if name.endswith(".socket") else "Service" for name in _run_units()}
             units = {name: manager.unit(name, kind) for name, kind in kinds.items()}
-            states = manager.units("orchestrate@*", "orchestrate-*.service", "orchestrate-*.slice")
+            states = manager.units(
+                "orchestrate@*", "orchestrate-*.service", "orchestrate-*.socket", "orchestrate-*.slice"
+            )
             return Systemd(
                 version=manager.version(),
                 lingering=lingering(),
@@ -133,17 +130,22 @@ def ask_manager(runtime_dir: str | None) -> Systemd:
                 failed=[state.name for state in states if state.active == "failed"],
                 brokers={each.unit: hosting.broker(manager, each.unit) for each in live},
                 left={} if runtime_dir is None else _left_running(manager, states, runtime_dir),
-                workers=_generations(states),
+                workers={
+                    each.unit: hosted.workers(manager, runtime_dir, each.unit)
+                    for each in live
+                    if runtime_dir is not None
+                },
+                service=[state for state in states if state.name in {SOCKET_UNIT, SERVICE_UNIT}],
+                freezer=_freezer(manager.control_group()),
             )
     except ManagerError as error:
         return Systemd(problem=str(error), lingering=lingering())
 
 
-def _generations(states: Sequence[UnitState]) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = {}
-    for each in filter(None, (worker(state.name) for state in states)):
-        found[each.unit, each.role] = max(each.generation, found.get((each.unit, each.role), 0))
-    return found
+def _freezer(control_group: str) -> bool | None:
+    """Whether the kernel freezes control groups (cgroups(7), since 5.2); None where they cannot be seen."""
+    directory = cgroups.directory(control_group)
+    return None if directory is None else path.exists(path.join(directory, "cgroup.freeze"))
 
 
 def silent_manager() -> Systemd:
@@ -157,8 +159,10 @@ def _left_running(manager: Manager, states: Sequence[UnitState], runtime_dir: st
     left = {}
     for state in states:
         match = _SLICE.fullmatch(state.name)
-        if match is None or any(
-            name.startswith((f"orchestrate@{match[1]}.", f"orchestrate-{match[1]}-")) for name in ending
+        if (
+            match is None
+            or state.name == SLICE_UNIT
+            or any(name.startswith((f"orchestrate@{match[1]}.", f"orchestrate-{match[1]}-")) for name in ending)
         ):
             continue
         processes = manager.processes(state.name)
@@ -208,6 +212,37 @@ def units(found: Systemd) -> Iterator[Check]:
         yield Check("units", "ok", "the units of runs are installed and loaded")
 
 
+def workers(found: Systemd) -> Iterator[Check]:
+    """What the kernel keeps workers from, whether they can be paused, and how the service is that starts them."""
+    abi = confinement.abi()
+    words = ", ".join(confinement.plan(Confinement((), False), abi))
+    if abi < 1:
+        text = "the kernel has no Landlock, or it is switched off: roles that may not write are kept from it by nobody"
+        yield Check("confinement", "warn", text, "Linux 5.13 or newer, with landlock in /sys/kernel/security/lsm")
+    else:
+        text = f"Landlock with ABI {abi}; of a confined worker without network the kernel enforces: {words}"
+        old = abi < _WHOLE_ABI
+        hint = "a newer kernel (6.2) also refuses to truncate files" if old else ""
+        yield Check("confinement", "warn" if old else "ok", text, hint)
+    if not found.reachable or found.units.get(SERVICE_UNIT) is None:
+        return
+    states = {state.name: state.active for state in found.service}
+    failed = [name for name, active in states.items() if active == "failed"]
+    if failed:
+        hint = f"`journalctl --user -x -u {failed[0]}` tells why; then: `systemctl --user reset-failed {failed[0]}`"
+        yield Check("worker-service", "fail", f"{failed[0]} has failed: no worker can be started", hint)
+    elif states.get(SOCKET_UNIT) != "active":
+        text = f"{SOCKET_UNIT} does not listen; whoever starts a run has it listen"
+        yield Check("worker-service", "ok", text)
+    else:
+        up = "runs" if states.get(SERVICE_UNIT) == "active" else "is started by whoever connects"
+        yield Check("worker-service", "ok", f"{SOCKET_UNIT} listens, and the service {up}")
+    if found.freezer is False:
+        yield Check("freezer", "warn", "the kernel freezes no control groups: workers cannot be paused", "Linux 5.2")
+    elif found.freezer:
+        yield Check("freezer", "ok", "workers can be paused")
+
+
 def runtime_directory(environ: Mapping[str, str]) -> Iterator[Check]:
     """Where a run's place and socket are: private, in memory, and not too long."""
     name = "runtime-directory"
@@ -247,7 +282,7 @@ def settings(found: Examined, program: str) -> Iterator[Check]:
 def programs(made: Plan, program: str | None, package: PiPackage | None) -> Iterator[Check]:
     """What the harnesses of a run need."""
     if not needs_pi(made):
-        yield Check("harness", "ok", "every worker is started by somebody else")
+        yield Check("harness", "ok", "no worker is Pi")
         return
     if program is None:
         hint = f"install Pi, or name it in orchestrate.toml ([harness.pi] command), or {_EXTERNAL}"

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from os import path
 from typing import Final
 
@@ -21,6 +22,8 @@ from agent_intercom.orchestration.client_frames import Snapshot
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.rundir import Run
 from agent_intercom.wire.clock import system_now
+from agent_intercom.workers import hosted
+from agent_intercom.workers.errors import WorkerError
 
 SERVING_TIMEOUT: Final = 12.0
 """Seconds that a broker's first answer may take: a first start on a cold, busy machine."""
@@ -64,6 +67,7 @@ class _Made:
         self._directories = _missing(path.join(prepared.root, prepared.session))
         self._run: Run | None = None
         self._told = self._listens = False
+        self._started: list[str] = []
 
     def run(self, manager: Manager, deadline: float) -> Run:
         """Make everything."""
@@ -76,18 +80,26 @@ class _Made:
             environment=prepared.environment,
             observer_report_usage=prepared.report_usage,
             programs=prepared.programs,
+            workers=prepared.workers,
         )
         self._told = True
         runtime.write(self._runtime_dir, self._unit, place)
         self._listens = True
         hosting.listen(manager, self._unit)
         _see_it_serve(runtime.socket_path(self._runtime_dir, self._unit), run.control_token)
-        for role, record in run.manifest.roles.items():
-            if record.harness != harness.EXTERNAL:
-                left = max(deadline - time.monotonic(), 1.0)
-                hosting.start_worker(manager, self._unit, role, 1, min(left, hosting.START_TIMEOUT))
+        roles = [role for role, record in run.manifest.roles.items() if record.harness != harness.EXTERNAL]
+        if roles:
+            self._start(manager, roles, deadline)
         rundir.write_startup_state(run.path, rundir.RUNNING)
         return run
+
+    def _start(self, manager: Manager, roles: Sequence[str], deadline: float) -> None:
+        """Start the workers of roles. Raises CommandFailure `startup_failed`."""
+        with targets.worker_service(manager, self._runtime_dir) as service:
+            for role in roles:
+                self._started.append(role)
+                left = max(deadline - time.monotonic(), 1.0)
+                hosted.start_role(service, self._unit, role, 1, min(left, hosted.START_TIMEOUT))
 
     def take_back(self, manager: Manager) -> str:
         """Take back everything that was made; what prevents it, in one line.
@@ -95,6 +107,9 @@ class _Made:
         While a process may be left, what it could be found by stays: its directory, which says that the start failed.
         """
         run = self._run
+        # Its registry need not have started workers that have gone; that they have is seen to by the slice's end.
+        with contextlib.suppress(WorkerError, ManagerError, CommandFailure):
+            self._stop(manager)
         try:
             if self._listens:
                 hosting.end(manager, self._unit, self._runtime_dir)
@@ -113,6 +128,13 @@ class _Made:
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
         return ""
+
+    def _stop(self, manager: Manager) -> None:
+        """End the workers that were started, or may have been."""
+        if self._started:
+            with hosted.service(manager, self._runtime_dir) as service:
+                for role in self._started:
+                    hosted.stop_role(service, self._unit, role)
 
 
 def _missing(directory: str) -> list[str]:

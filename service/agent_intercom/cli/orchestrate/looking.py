@@ -268,14 +268,15 @@ def _units(entry: runs.Entry) -> tuple[JsonObject | None, list[JsonObject] | Non
         return None, None
     from agent_intercom.host.manager import Manager, ManagerError
     from agent_intercom.orchestration import hosting
+    from agent_intercom.workers import hosted
 
     try:
         with Manager() as manager:
             broker = hosting.broker(manager, entry.unit)
-            workers = hosting.workers(manager, entry.unit)
+            workers = hosted.workers(manager, runtime.runtime_dir(os.environ), entry.unit)
     except ManagerError:
         return None, None
-    return None if broker is None else broker._asdict(), [worker._asdict() for worker in workers]
+    return None if broker is None else broker._asdict(), [worker.as_json() for worker in workers]
 
 
 def _down(entry: runs.Entry, workers: Sequence[JsonObject] | None) -> set[str]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
@@ -28,7 +29,7 @@ from agent_intercom.orchestration import (
 )
 from agent_intercom.orchestration.config.flagfaults import specialist_flag
 from agent_intercom.orchestration.config.load import load
-from agent_intercom.orchestration.config.plan import Asked, Plan, check_flags, plan
+from agent_intercom.orchestration.config.plan import Asked, Plan, PlannedRole, check_flags, plan
 from agent_intercom.orchestration.contract import MAX_CAPSULE, ROLES, SPECIALISTS
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import MAX_SKILLS, Manifest, Skill, read_skill
@@ -54,8 +55,8 @@ DEFAULT_TASKS: Final = {
 class Prepared(NamedTuple):
     """A run that can be made. `environment` is what its workers inherit, `scope` the private scope id or None.
 
-    `programs` are the absolute paths of what its harnesses need, `report_usage` the observers' age (section 0.2),
-    `called_as` the name that this program was called by.
+    `programs` are the absolute paths of what its harnesses need, `workers` what each worker that is hosted here is, may
+    do and use, `report_usage` the observers' age (section 0.2), `called_as` the name that this program was called by.
     """
 
     root: str
@@ -67,6 +68,7 @@ class Prepared(NamedTuple):
     environment: Mapping[str, str]
     scope: str | None
     programs: Mapping[str, str]
+    workers: Mapping[str, runtime.WorkerPlace]
     report_usage: bool
     called_as: str
 
@@ -101,11 +103,23 @@ def prepare(options: argparse.Namespace) -> Prepared:
     refuse_collision(said.session, options.program)
     package = pipackage.find(os.environ, made.pi_bridge or "")
     programs = _programs(made, given, package)
+    workers = {role: _worker(role, chosen, given) for role, chosen in made.roles.items() if _is_hosted(chosen)}
     if not options.skip_model_check:
         models.require(made.roles, programs.get(harness.PROGRAM, made.pi_command), given)
     report_usage = package is not None and package.observer_report_usage
     return Prepared(
-        root, said.session, run_id, spec, manifest, made, given, scope, programs, report_usage, options.program
+        root=root,
+        session=said.session,
+        run_id=run_id,
+        spec=spec,
+        manifest=manifest,
+        plan=made,
+        environment=given,
+        scope=scope,
+        programs=programs,
+        workers=workers,
+        report_usage=report_usage,
+        called_as=options.program,
     )
 
 
@@ -206,6 +220,7 @@ def _asked(options: argparse.Namespace, project: str) -> Asked:
         profile=options.profile,
         models=chosen,
         harness=dict(texts.pairs("harness", options.harness, ROLES)),
+        commands={role: _words(line) for role, line in texts.pairs("worker-command", options.worker_command, ROLES)},
         flow=options.implementation_flow,
         specialists={role: getattr(options, f"with_{role}") for role in SPECIALISTS},
         workspace_capsule=options.workspace_capsule,
@@ -222,6 +237,7 @@ def _spec(options: argparse.Namespace, said: _Said, made: Plan) -> rundir.RunSpe
         "--worker-context": said.context,
         "--worker-skill": said.skills,
         "--harness": said.asked.harness,
+        "--worker-command": said.asked.commands,
     }
     for flag, by_role in by_flag.items():
         if absent := by_role.keys() - made.roles.keys():
@@ -309,15 +325,62 @@ def _check_runtime_directory(unit: str) -> None:
         raise CommandFailure(ERROR, "XDG_RUNTIME_DIR is too long for the address of a socket", hint)
 
 
+def _words(line: str) -> list[str]:
+    """The words of a command as a shell would part them. Raises CommandFailure `invalid_arguments`."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise usage("--worker-command has a quotation mark that nothing closes", "Quote it as for a shell.") from error
+    if not words or not words[0]:
+        raise usage("--worker-command names no program", "Say --worker-command ROLE='PROGRAM WORD...'.")
+    # Where the worker works need not be where this is called.
+    return [path.abspath(words[0]), *words[1:]] if "/" in words[0] else words
+
+
+def _is_hosted(chosen: PlannedRole) -> bool:
+    return chosen.harness != harness.EXTERNAL
+
+
+def _worker(role: str, chosen: PlannedRole, given: Mapping[str, str]) -> runtime.WorkerPlace:
+    """What a run says of a worker that is hosted here. Raises CommandFailure `missing_prerequisite`."""
+    command: tuple[str, ...] = ()
+    if chosen.command:
+        program = shutil.which(chosen.command[0], path=given.get("PATH", ""))
+        if program is None:
+            where = chosen.sources["command"].text
+            text = f"the program that is to work as {role} is not there or cannot be executed ({where})"
+            raise CommandFailure("missing_prerequisite", text, "Install it, or name another.")
+        command = (path.abspath(program), *chosen.command[1:])
+    return runtime.WorkerPlace(
+        command=command,
+        confined=chosen.confine,
+        required=chosen.required,
+        writable=tuple(_directories(role, chosen)),
+        network=chosen.network,
+        memory_max=chosen.memory_max,
+        memory_high=chosen.memory_high,
+        tasks_max=chosen.tasks_max,
+        runtime_ms=None if chosen.runtime_minutes is None else chosen.runtime_minutes * 60_000,
+    )
+
+
+def _directories(role: str, chosen: PlannedRole) -> Iterator[str]:
+    """What a confined worker may write besides, without links. Raises CommandFailure `orchestration_error`."""
+    for name in chosen.writable if chosen.confine else ():
+        real = path.realpath(name)
+        if not path.isdir(real):
+            text = f"{role} is to write in {name}, which is no directory that is there"
+            raise CommandFailure(ERROR, text, f"Make it, or take it out of {chosen.sources['writable'].text}.")
+        yield real
+
+
 def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage | None) -> dict[str, str]:
     """The absolute paths of what the harnesses of the run need. Raises CommandFailure `missing_prerequisite`."""
     if not needs_pi(made):
         return {}
     program = pi_program(made, given)
     if program is None:
-        hint = (
-            "Install Pi, or name it in orchestrate.toml ([harness.pi] command), or start workers yourself (--harness)."
-        )
+        hint = "Install Pi, name it in orchestrate.toml ([harness.pi] command), or choose another harness (--harness)."
         raise CommandFailure("missing_prerequisite", "Pi is not there: no program of that name is in PATH", hint)
     if package is None:
         hint = (

@@ -8,18 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent_intercom.cli.orchestrate.answer import JsonObject
-from agent_intercom.cli.orchestrate.findings import PRUNE, TIMER, Systemd, worker
+from agent_intercom.cli.orchestrate.findings import PRUNE, TIMER, Systemd
 from agent_intercom.cli.orchestrate.pruning import Rules, choose, size
 from agent_intercom.cli.orchestrate.pruning import count as number
 from agent_intercom.cli.verdicts import Check
 from agent_intercom.orchestration import hosting, inventory, runs, runtime
 from agent_intercom.orchestration.inventory import Inventory
+from agent_intercom.workers.contract import SERVICE_UNIT, SOCKET_UNIT
 
 MAX_NAMES: Final = 10
 """How many units one finding names."""
 
 _DEGRADED: Final = "degraded: "
-_UNIT: Final = re.compile(r"orchestrate(?:@([a-z0-9]+)\.(?:service|socket)|-([a-z0-9]+)-[a-z]+-g\d+\.service)")
+_UNIT: Final = re.compile(r"orchestrate@([a-z0-9]+)\.(?:service|socket)")
 
 
 class Lying(NamedTuple):
@@ -53,7 +54,7 @@ class Counted(NamedTuple):
 def count(lying: Lying, found: Systemd) -> Counted:
     """The numbers of what the findings tell."""
     troubled = {unit for unit, broker in found.brokers.items() if broker is not None and _is_troubled(broker)}
-    failed = troubled | {match[1] or match[2] for name in found.failed if (match := _UNIT.fullmatch(name))}
+    failed = troubled | {match[1] for name in found.failed if (match := _UNIT.fullmatch(name))}
     live = None if lying.live is None else len(lying.live.entries) + len(lying.live.issues)
     if lying.inventory is None:
         return Counted(live, len(failed), None, None, None)
@@ -105,24 +106,21 @@ def left_running(lying: Lying, found: Systemd, program: str) -> Iterator[Check]:
 
 
 def failed_units(lying: Lying, found: Systemd, program: str) -> Iterator[Check]:
-    """Units of runs that failed and are remembered; brokers of runs that live are told of elsewhere."""
-    live = {entry.unit: entry.session for entry in lying.live.entries} if lying.live else {}
-    waiting = {
-        name: each
-        for name in found.failed
-        if (each := worker(name)) is not None
-        and each.unit in live
-        and each.generation >= found.workers.get((each.unit, each.role), 0)
-    }
-    for name, each in waiting.items():
-        session = live[each.unit]
-        hint = f"`journalctl --user -u {name}` tells why; then: "
-        hint += f"`{program} restart {session} --role {each.role} --yes`"
-        yield Check("failed-worker", "warn", f"{session}: the worker of {each.role} has failed", hint)
+    """Workers of live runs that have ended, and units of runs that failed and are remembered.
+
+    Brokers of runs that live are told of elsewhere.
+    """
+    for entry in lying.live.entries if lying.live else ():
+        for each in found.workers.get(entry.unit or "", ()):
+            if not each.up:
+                hint = f"`{program} restart {entry.session} --role {each.role} --yes` starts another"
+                how = f" ({each.result})" if each.result else ""
+                text = f"{entry.session}: the worker of {each.role} has ended{how}"
+                yield Check("failed-worker", "warn", text, hint)
     if PRUNE in found.failed:
         yield Check("prune", "warn", "the daily removal of old runs failed", f"`{program} prune --yes` tells why")
-    known = {PRUNE, *(hosting.service_unit(unit) for unit in found.brokers)}
-    names = [name for name in found.failed if name not in known and name not in waiting]
+    known = {PRUNE, SERVICE_UNIT, SOCKET_UNIT, *(hosting.service_unit(unit) for unit in found.brokers)}
+    names = [name for name in found.failed if name not in known]
     if names:
         hint = f"`journalctl --user -u {names[0]}` tells why; then: `systemctl --user reset-failed 'orchestrate*'`"
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""

@@ -87,7 +87,14 @@ def _workers(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help="what runs in a role: pi, or external for a worker that somebody else starts; repeatable",
+        help="what runs in a role: pi, command, or external for a worker that somebody else starts; repeatable",
+    )
+    group.add_argument(
+        "--worker-command",
+        action="append",
+        default=[],
+        metavar="ROLE=WORDS",
+        help="the program of a role whose harness is command, and its words, quoted as for a shell; repeatable",
     )
     group.add_argument(
         "--worker-skill", action="append", default=[], metavar="ROLE=FILE", help="a skill for a worker; repeatable"

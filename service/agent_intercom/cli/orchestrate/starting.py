@@ -13,6 +13,7 @@ from os import path
 from typing import Final
 
 from agent_intercom.cli import output
+from agent_intercom.cli.orchestrate import confining
 from agent_intercom.cli.orchestrate.answer import ERROR, Answer, CommandFailure, JsonObject
 from agent_intercom.cli.orchestrate.preparing import Prepared, prepare
 from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, file_system
@@ -145,6 +146,7 @@ def _data(prepared: Prepared, directory: str | None, warned: Sequence[str]) -> J
         "harness": {role: chosen.harness for role, chosen in spec.roles.items()},
         "environment": sorted(prepared.environment),
         "scoped": prepared.scope is not None,
+        "workers": confining.result(prepared.workers, spec.project),
         "external": None if directory is None else _external(prepared, directory),
         "warnings": list(warned),
     }
@@ -178,14 +180,23 @@ def _facts(prepared: Prepared) -> Iterator[str]:
     yield f"Capsules:     {_capsules(prepared)}"
     yield f"Environment:  of this shell {', '.join(sorted(prepared.environment))}"
     yield f"Scope:        {'that of this shell' if prepared.scope else 'none'}"
+    yield from confining.lines(prepared.workers, spec.project)
     yield ""
     rows = []
     for role, chosen in spec.roles.items():
         forced = " (in every round)" if role in spec.forced_specialists else ""
         model = f"{chosen.provider}/{chosen.model}"
-        access = "writes" if prepared.manifest.roles[role].tools is None else "reads"
+        access = _access(prepared, role)
         rows.append([role + forced, chosen.harness, model, chosen.thinking, access, str(len(chosen.skills) or "-")])
     yield from output.table(["ROLE", "HARNESS", "MODEL", "THINKING", "ACCESS", "SKILLS"], rows)
+
+
+def _access(prepared: Prepared, role: str) -> str:
+    """Whether a role writes; of one that does not, whether anything but its agent sees to that."""
+    if prepared.manifest.roles[role].tools is None:
+        return "writes"
+    worker = prepared.workers.get(role)
+    return "reads" if worker is None or worker.confined else "reads, unconfined"
 
 
 def _outcome(program: str, prepared: Prepared, directory: str) -> Iterator[str]:

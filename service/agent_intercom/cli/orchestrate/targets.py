@@ -20,6 +20,7 @@ from agent_intercom.orchestration.runs import Entry
 
 if TYPE_CHECKING:
     from agent_intercom.host.manager import Manager
+    from agent_intercom.workers.client import Client
 
 
 class _Wanted(NamedTuple):
@@ -121,12 +122,30 @@ def check_model(entry: Entry, role: str, provider: str, model: str) -> None:
 
 
 def replace_worker(manager: Manager, entry: Entry, role: str, generation: int) -> None:
-    """End every worker of a role and start one of `generation`."""
-    from agent_intercom.orchestration import hosting
+    """End every worker of a role and start one of `generation`. Raises CommandFailure."""
+    from agent_intercom.workers import hosted
 
-    unit = entry.unit or ""
-    hosting.stop_workers(manager, unit, role)
-    hosting.start_worker(manager, unit, role, generation)
+    with worker_service(manager, runtime.runtime_dir(os.environ)) as service:
+        hosted.stop_role(service, entry.unit or "", role)
+        hosted.start_role(service, entry.unit or "", role, generation)
+
+
+@contextlib.contextmanager
+def worker_service(manager: Manager, runtime_dir: str) -> Iterator[Client]:
+    """The worker service, with what it does not do told as a CommandFailure."""
+    from agent_intercom.workers import hosted
+    from agent_intercom.workers.contract import SERVICE_UNIT, Code
+    from agent_intercom.workers.errors import WorkerError
+
+    try:
+        with hosted.service(manager, runtime_dir) as client:
+            yield client
+    except WorkerError as error:
+        hint = "`orchestrate doctor` tells more."
+        if error.code in {Code.UNREACHABLE, Code.TIMEOUT, Code.STORE}:
+            hint = f"`journalctl --user -u {SERVICE_UNIT}` may tell why; {hint}"
+        code = "stop_failed" if error.code == Code.STOP_FAILED else "startup_failed"
+        raise CommandFailure(code, error.text, hint) from error
 
 
 @contextlib.contextmanager

@@ -23,9 +23,6 @@ _ROLE_HEADER: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", 
 _EVENTS: Final = ("NUMBER", "TIME", "ROLE", "EVENT", "ROUND", "STATUS")
 _USED: Final = ("CALLS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOGETHER", "COST")
 _UNTOLD: Final = "-"
-_LAUNCHED: Final = "launched"
-"""What a worker's unit says from the moment on in which its launcher has become the agent."""
-
 _UP: Final = frozenset({"active", "activating", "reloading"})
 _COMING: Final = frozenset({Workflow.STARTING, Workflow.CONNECTING, RoleState.RESTARTING, RoleState.RECOVERING})
 
@@ -186,10 +183,32 @@ def _unit_lines(data: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield f"broker: {broker['active']}; the first worker that connects starts it"
     for worker in data["workers"] or ():
-        if worker["active"] in {"failed", "inactive"}:
-            # What the launcher said before it became the agent is no reason for the agent's end.
-            text = f": {worker['status_text']}" if worker["status_text"] not in {"", _LAUNCHED} else ""
-            yield f"worker: {worker['role']} {worker['active']}, {worker['result']}{text}"
+        if worker["active"] not in _UP:
+            yield f"worker: {worker['role']} {_ended(worker)}"
+    yield from _enforced(data["workers"] or ())
+
+
+def _ended(worker: Mapping[str, Any]) -> str:
+    """How a worker ended, as far as anybody can tell."""
+    if worker["active"] not in {"inactive", "failed"}:
+        return f"is {worker['active']}"
+    told = worker["exit"] or {"code": None, "signal": None}
+    why = f" ({worker['result']})" if worker["result"] not in {"", "success", "exit-code", "signal"} else ""
+    if told["signal"] is not None:
+        return f"has ended, by signal {told['signal']}{why}"
+    if told["code"] is not None:
+        return f"has ended, with exit status {told['code']}{why}"
+    return f"has ended{why}; nobody can tell how"
+
+
+def _enforced(workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the kernel refuses the workers that run, roles with the same in one line."""
+    roles: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker["active"] in _UP:
+            roles.setdefault(", ".join(worker["enforced"]) or "nothing", []).append(worker["role"])
+    for what, whose in roles.items():
+        yield f"enforced: {' and '.join(whose)}: {what}"
 
 
 def _round_lines(shown: Mapping[str, Any]) -> Iterator[str]:

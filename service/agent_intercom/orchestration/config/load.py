@@ -136,6 +136,7 @@ def _configuration(
         models=models,
         budget=budgets,
         harness=file.harnesses(),
+        workers=file.worker_rules(),
         passed=tuple(file.environment.passed),
         dropped=tuple(file.environment.drop),
         retention=shapes.Retention(keep_days=file.retention.keep_days, keep_runs=file.retention.keep_runs),

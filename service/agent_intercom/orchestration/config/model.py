@@ -23,6 +23,13 @@ MAX_PROFILES = 16
 MAX_PROJECTS = 64
 MAX_PATTERNS = 128
 MAX_KEEP = 100_000
+MAX_WORDS = 256
+MAX_WRITABLE = 32
+MAX_TASKS = 100_000
+MAX_MINUTES = 527_040
+MIN_MEMORY = 16 * 1_048_576
+
+_SIZE = re.compile(r"([0-9]{1,12})([KMGT])", re.ASCII)
 
 T = TypeVar("T")
 
@@ -63,6 +70,28 @@ def _command(value: str) -> str:
     return value
 
 
+def _words(value: list[str]) -> list[str]:
+    if not value:
+        raise ValueError("must have a program in it")
+    _command(value[0])
+    if any("\0" in word for word in value):
+        raise ValueError("must have no NUL in it")
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    """A size as systemd writes it too: a number, or one with K, M, G or T behind it."""
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        return int(match[1]) << (10 * ("KMGT".index(match[2]) + 1))
+    return value
+
+
+def _memory(value: int) -> int:
+    if not MIN_MEMORY <= value < 1 << 50:
+        raise ValueError('must be a number of bytes, or one with K, M, G or T ("2G"), and at least 16M')
+    return value
+
+
 def _absolute(value: str) -> str:
     if "\0" in value or not path.isabs(value) or path.normpath(value) != value:
         raise ValueError("must be an absolute path without . or ..")
@@ -88,7 +117,9 @@ Name = Annotated[str, AfterValidator(_name)]
 Role = Literal["implementer", "reviewer", "probe", "playwright", "django"]
 Specialist = Literal["probe", "playwright", "django"]
 Thinking = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
-Harness = Literal["pi", "external"]
+Harness = Literal["pi", "command", "external"]
+Words = Annotated[list[str], Field(max_length=MAX_WORDS), AfterValidator(_words)]
+Memory = Annotated[int, BeforeValidator(_bytes), AfterValidator(_memory)]
 AnyProfile = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,31}$")]
 OwnProfile = Annotated[AnyProfile, AfterValidator(_profile_name)]
 Levels = Annotated[dict[Role, Thinking], AfterValidator(_levels)]
@@ -174,10 +205,50 @@ class PiTable(Strict):
     bridge: Given[Annotated[str, AfterValidator(_absolute)]] = None
 
 
+class CommandTable(Strict):
+    """`[harness.command]`: the program that works in every role of that harness, and in one."""
+
+    command: Given[Words] = None
+    roles: Mapping[Role, Words] = {}
+
+
 class HarnessTables(Strict):
     """`[harness]`."""
 
     pi: PiTable = PiTable()
+    command: CommandTable = CommandTable()
+
+
+class WorkerTable(Strict):
+    """`[workers.roles.ROLE]`, and what `[workers]` says of every role."""
+
+    confine: Given[bool] = None
+    required: Given[bool] = None
+    writable: Given[Annotated[list[Annotated[str, AfterValidator(_absolute)]], Field(max_length=MAX_WRITABLE)]] = None
+    network: Given[bool] = None
+    memory_max: Given[Memory] = None
+    memory_high: Given[Memory] = None
+    tasks_max: Given[Annotated[int, Field(ge=8, le=MAX_TASKS)]] = None
+    runtime_minutes: Given[Annotated[int, Field(ge=1, le=MAX_MINUTES)]] = None
+
+    def shape(self) -> shapes.WorkerRules:
+        """The same, for `plan`."""
+        return shapes.WorkerRules(
+            confine=self.confine,
+            required=self.required,
+            writable=None if self.writable is None else tuple(self.writable),
+            network=self.network,
+            memory_max=self.memory_max,
+            memory_high=self.memory_high,
+            tasks_max=self.tasks_max,
+            runtime_minutes=self.runtime_minutes,
+        )
+
+
+class WorkersTable(WorkerTable):
+    """`[workers]`."""
+
+    roles: Mapping[Role, WorkerTable] = {}
 
 
 class EnvironmentTable(Strict):
@@ -204,6 +275,7 @@ class OrchestrateFile(ModelPolicy):
     projects: Annotated[Sequence[OwnProject], Field(max_length=MAX_PROJECTS)] = ()
     budget: dict[str, Any] = {}
     harness: HarnessTables = HarnessTables()
+    workers: WorkersTable = WorkersTable()
     environment: EnvironmentTable = EnvironmentTable()
     retention: RetentionTable = RetentionTable()
 
@@ -231,7 +303,14 @@ class OrchestrateFile(ModelPolicy):
             projects=projects,
             pi_command=self.harness.pi.command,
             pi_bridge=self.harness.pi.bridge,
+            command=None if self.harness.command.command is None else tuple(self.harness.command.command),
+            role_commands={role: tuple(words) for role, words in self.harness.command.roles.items()},
         )
+
+    def worker_rules(self) -> shapes.Workers:
+        """What workers may do and use."""
+        roles: dict[str, shapes.WorkerRules] = {role: table.shape() for role, table in self.workers.roles.items()}
+        return shapes.Workers(every=self.workers.shape(), roles=roles)
 
 
 class FromEnvironment(BaseSettings):

@@ -39,7 +39,9 @@ class Own(NamedTuple):
         """What the file counts for."""
         if self.file is None:
             return ()
-        tables = [name for name in ("harness", "environment", "retention") if name in self.file.model_fields_set]
+        tables = [
+            name for name in ("harness", "workers", "environment", "retention") if name in self.file.model_fields_set
+        ]
         if "harness" not in tables and any(key.endswith(".harness") for key in self.keys):
             tables.insert(0, "harness")
         said = {"models": self.file.says_models(), "budget": bool(self.file.budget)}

@@ -30,6 +30,12 @@ FLOWS: Final = (Flow.SINGLE, Flow.PHASED)
 
 HARNESS: Final = harness.PI
 
+CONFINE: Final = True
+"""Whether a role that may not write is kept from it by the kernel; nobody else is unless somebody says so."""
+
+TASKS_MAX: Final = 512
+"""Processes and threads of one worker (managed-workers spec, section 9.3)."""
+
 PI_COMMAND: Final = "pi"
 KEEP_DAYS: Final = 30
 KEEP_RUNS: Final = 200

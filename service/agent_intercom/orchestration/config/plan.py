@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,8 @@ from agent_intercom.orchestration.config.shapes import (
     Retention,
     name_fault,
 )
+from agent_intercom.orchestration.config.sources import PACKAGED, Source, first
+from agent_intercom.orchestration.config.workerplan import check_commands, command_of, rules_of
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.policies import MAX_REPAIR_ROUNDS
 
@@ -38,41 +40,22 @@ CONFIG_VERSION: Final = 4
 INVALID_ARGUMENTS: Final = "invalid_arguments"
 ERROR: Final = "orchestration_error"
 
-T = TypeVar("T")
-
-
-class Source(NamedTuple):
-    """Where a value comes from.
-
-    `word` is one of `flag`, `project-role`, `project-defaults`, `project`, `role`, `defaults`, `user`, `environment`,
-    `profile` and `packaged`. `file` and `key` say where it is written: a file and its key, a variable, a flag.
-    """
-
-    word: str
-    file: str = ""
-    key: str = ""
-
-    @property
-    def text(self) -> str:
-        """For a person."""
-        return ": ".join(part for part in (self.file, self.key) if part) or self.word
-
-
-PACKAGED: Final = Source("packaged")
-
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What the flags of one start say. What is absent or None is not asked for.
 
-    `project` is the canonical path of the project; `models` maps a role to any of `provider`, `model` and `thinking`;
-    `specialists` a role to whether it takes part. `budget_overrides` are texts of `--budget-override`.
-    `project_custom_roles` False: custom roles that are configured for the project are left out, not refused.
+    `project` is the canonical path of the project; `models` maps a role to any of `provider`, `model` and `thinking`,
+    `commands` one to the words of the harness `command`; `specialists` a role to whether it takes part.
+    `budget_overrides` are texts of `--budget-override`. `project_custom_roles` False: custom roles that are configured
+    for the project are left out, not refused; `need_commands` False: the harness `command` may have no program, because
+    nothing is started.
     """
 
     project: str
     profile: str | None = None
     models: Mapping[str, Mapping[str, str | None]] = {}
     harness: Mapping[str, str] = {}
+    commands: Mapping[str, Sequence[str]] = {}
     flow: str | None = None
     specialists: Mapping[str, bool | None] = {}
     workspace_capsule: bool | None = None
@@ -81,15 +64,30 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     forced: Sequence[str] = ()
     max_repair_rounds: int | None = None
     project_custom_roles: bool = True
+    need_commands: bool = True
 
 
 class PlannedRole(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker; `sources` says for each of the four fields where it comes from."""
+    """One worker; `sources` says for each field where it comes from.
+
+    `command` are the words of the harness `command`, and empty for any other. `confine`: it may change no files but its
+    own, those in `writable` and, as the implementer, those of the project; `required`: it does not begin where the
+    kernel cannot see to that. Sizes are bytes; None is no limit.
+    """
 
     provider: str
     model: str
     thinking: str
     harness: str
+    command: tuple[str, ...] = ()
+    confine: bool
+    required: bool = False
+    writable: tuple[str, ...] = ()
+    network: bool = True
+    memory_max: int | None = None
+    memory_high: int | None = None
+    tasks_max: int = packaged.TASKS_MAX
+    runtime_minutes: int | None = None
     sources: Mapping[str, Source]
 
 
@@ -136,20 +134,22 @@ def plan(configuration: Configuration, asked: Asked) -> Plan:
     check_flags(asked)
     profile, thinking, profile_source = _profile(configuration, project, asked)
     specialists, specialists_source = _specialists(models, project, asked)
-    flow, flow_source = _first(
+    flow, flow_source = first(
         (asked.flow, Source("flag", key="--implementation-flow")),
         (project.implementation_flow, _project_source(models, project, "implementation_flow")),
         default=packaged.FLOW,
     )
-    capsule, capsule_source = _first(
+    capsule, capsule_source = first(
         (asked.workspace_capsule, Source("flag", key=_capsule_flag(asked.workspace_capsule))),
         (project.workspace_capsule, _project_source(models, project, "workspace_capsule")),
         default=False,
     )
     policy, budget_sources = _budget(configuration, asked)
     enabled = (contract.IMPLEMENTER, contract.REVIEWER, *specialists)
+    roles = {role: _role(role, configuration, project, asked, thinking, profile) for role in enabled}
+    check_commands(roles, asked.commands, asked.need_commands)
     return Plan(
-        roles={role: _role(role, configuration, project, asked, thinking, profile) for role in enabled},
+        roles=roles,
         profile=profile,
         flow=flow,
         specialists=specialists,
@@ -244,34 +244,40 @@ def _role(
     flags = asked.models.get(role, {})
     layers = list(_layers(role, models, project))
     packaged_provider, packaged_model = packaged.MODELS[role]
-    provider, provider_source = _first(
+    provider, provider_source = first(
         (flags.get("provider"), Source("flag", key=f"--{role}-provider")),
         *((one.choice.provider, Source(one.word, one.file, f"{one.key}.provider")) for one in layers),
         default=packaged_provider,
     )
-    model, model_source = _first(
+    model, model_source = first(
         (flags.get("model"), Source("flag", key=f"--{role}-model")),
         *((one.choice.model, Source(one.word, one.file, f"{one.key}.model")) for one in layers),
         default=packaged_model,
     )
     where = models.file if profile.kind == "custom" else "packaged"
-    level, level_source = _first(
+    level, level_source = first(
         (flags.get("thinking"), Source("flag", key=f"--{role}-thinking")),
         *((one.choice.thinking, Source(one.word, one.file, f"{one.key}.thinking")) for one in layers),
         (thinking[role], Source("profile", where, f"profiles.{profile.name}.{role}")),
         default="",
     )
     chosen, harness_source = _harness(role, configuration, asked)
+    command, command_source = command_of(role, configuration, asked.commands, chosen)
+    rules, rule_sources = rules_of(role, configuration)
     return PlannedRole(
         provider=provider,
         model=model,
         thinking=level,
         harness=chosen,
+        command=command,
+        **rules,
         sources={
             "provider": provider_source,
             "model": model_source,
             "thinking": level_source,
             "harness": harness_source,
+            "command": command_source,
+            **rule_sources,
         },
     )
 
@@ -293,7 +299,7 @@ def _harness(role: str, configuration: Configuration, asked: Asked) -> tuple[str
             (project.roles.get(role), Source("project-role", file, f"{project.key}.roles.{role}.harness")),
             (project.default, Source("project-defaults", file, f"{project.key}.defaults.harness")),
         ]
-    return _first(
+    return first(
         (asked.harness.get(role), Source("flag", key="--harness")),
         *of_project,
         (found.roles.get(role), Source("role", file, f"roles.{role}.harness")),
@@ -400,6 +406,8 @@ def check_flags(asked: Asked) -> None:
     for role, name in asked.harness.items():
         _one_of(role, contract.ROLES, "--harness")
         _one_of(name, sorted(harness.HARNESSES), "--harness")
+    for role in asked.commands:
+        _one_of(role, contract.ROLES, "--worker-command")
     if asked.profile == "":
         raise Refusal(INVALID_ARGUMENTS, "--profile is empty", "--profile")
     if asked.flow is not None:
@@ -416,10 +424,6 @@ def check_flags(asked: Asked) -> None:
 def _one_of(value: str, allowed: Iterable[str], flag: str) -> None:
     if value not in allowed:
         raise Refusal(INVALID_ARGUMENTS, f"{flag} must name one of {', '.join(allowed)}", flag)
-
-
-def _first(*options: tuple[T | None, Source], default: T) -> tuple[T, Source]:
-    return next(((value, source) for value, source in options if value is not None), (default, PACKAGED))
 
 
 def _project_source(models: Models, project: Project, name: str) -> Source:

@@ -47,7 +47,7 @@ class Problem(NamedTuple):
 class File(NamedTuple):
     """A file that may hold configuration: its kind, whether it is there, and what it counted for.
 
-    `counted` is of `models`, `budget`, `harness`, `environment` and `retention`.
+    `counted` is of `models`, `budget`, `harness`, `workers`, `environment` and `retention`.
     """
 
     path: str
@@ -101,7 +101,8 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
 class Harnesses(msgspec.Struct, frozen=True, kw_only=True):
     """Which harness runs a role, as `orchestrate.toml` has it: layer to role or, for a layer's defaults, '' to name.
 
-    `projects` maps a directory to the key of its table and its two layers.
+    `projects` maps a directory to the key of its table and its two layers. `command` are the words of the harness
+    `command` in every role, `role_commands` those in one.
     """
 
     default: str | None = None
@@ -109,6 +110,8 @@ class Harnesses(msgspec.Struct, frozen=True, kw_only=True):
     projects: Mapping[str, ProjectHarness] = {}
     pi_command: str = packaged.PI_COMMAND
     pi_bridge: str | None = None
+    command: tuple[str, ...] | None = None
+    role_commands: Mapping[str, tuple[str, ...]] = {}
 
 
 class ProjectHarness(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +120,26 @@ class ProjectHarness(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     default: str | None = None
     roles: Mapping[str, str] = {}
+
+
+class WorkerRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What one table says of what workers may do and use; None where it says nothing. Sizes are bytes."""
+
+    confine: bool | None = None
+    required: bool | None = None
+    writable: tuple[str, ...] | None = None
+    network: bool | None = None
+    memory_max: int | None = None
+    memory_high: int | None = None
+    tasks_max: int | None = None
+    runtime_minutes: int | None = None
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """`[workers]`: what holds for every worker that is hosted here, and for that of one role."""
+
+    every: WorkerRules = WorkerRules()
+    roles: Mapping[str, WorkerRules] = {}
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +172,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     models: Models
     budget: Budget
     harness: Harnesses = Harnesses()
+    workers: Workers = Workers()
     passed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     retention: Retention = Retention()

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers of a run, as commands ask the worker service for them and as files and the manager tell of them.
+
+`workers` asks nobody but the service manager: what a scope unit is for, its place in the run's runtime directory says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from agent_intercom.host import privatefiles
+from agent_intercom.host.manager import NO_SUCH_UNIT, Manager, ManagerRefused
+from agent_intercom.workers import contract, places
+from agent_intercom.workers.client import Client, socket_path
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.harness import BRIDGE
+
+START_TIMEOUT: Final = 20.0
+"""Seconds for a worker to be started, which takes less than one."""
+
+STOP_TIMEOUT: Final = 20.0
+"""Seconds for a worker to be gone: after five it is killed."""
+
+PROGRAMS: Final = ("orchestrate-launcher", BRIDGE)
+"""What the worker service starts, beside its own program."""
+
+_MAX_EXIT: Final = 4_096
+_UP: Final = frozenset({"active", "activating", "reloading"})
+
+
+class Exit(NamedTuple):
+    """How a worker ended: an exit status or a signal (None for both: nobody can tell), and when, as milliseconds."""
+
+    code: int | None
+    signal: int | None
+    at: int
+
+
+class WorkerUnit(NamedTuple):
+    """The scope unit of one worker, or what it was.
+
+    `active`, `sub` and `result` are what systemd calls ActiveState, SubState and Result; of one that is gone, `result`
+    says how its command ended (`success`, `exit-code`, `signal`), as far as `exit` tells. `pid` is that of the first
+    process in it, 0 where it has ended. `enforced` has the words for what the kernel refuses it.
+    """
+
+    role: str
+    generation: int
+    unit: str
+    active: str
+    sub: str
+    pid: int
+    result: str
+    status_text: str
+    enforced: tuple[str, ...]
+    exit: Exit | None
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs."""
+        return self.active in _UP
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as `--json` has it."""
+        told = None if self.exit is None else self.exit._asdict()
+        return {**self._asdict(), "enforced": list(self.enforced), "exit": told}
+
+
+@contextlib.contextmanager
+def service(manager: Manager, runtime_dir: str) -> Iterator[Client]:
+    """The worker service, for which systemd is made to listen first. Raises ManagerError, and WorkerError."""
+    try:
+        manager.start(contract.SOCKET_UNIT)
+    except ManagerRefused as error:
+        if error.name == NO_SUCH_UNIT:
+            raise WorkerError(Code.UNREACHABLE, "the units of the worker service are not installed", "units") from error
+        raise
+    with Client(socket_path(runtime_dir)) as client:
+        yield client
+
+
+def start_role(client: Client, unit: str, role: str, generation: int, timeout: float = START_TIMEOUT) -> None:
+    """Have the worker of a role started, in seconds at most; when this returns, its program has begun."""
+    with _of_role(role, "start"):
+        client.request("start_role", {"run": unit, "role": role, "generation": generation}, timeout=timeout)
+
+
+def stop_role(client: Client, unit: str, role: str) -> None:
+    """Have every worker of a role ended; when this returns, no process of theirs is left."""
+    with _of_role(role, "stop"):
+        client.request("stop_role", {"run": unit, "role": role}, timeout=STOP_TIMEOUT)
+
+
+@contextlib.contextmanager
+def _of_role(role: str, what: str) -> Iterator[None]:
+    """Says of whom it is that something is told. A role is one of five words and nobody's secret."""
+    try:
+        yield
+    except WorkerError as error:
+        raise WorkerError(error.code, f"the worker {role} did not {what}: {error.text}", role) from error
+
+
+def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
+    """The workers of a run by role and generation: those that run, and the last of each role. Raises ManagerError."""
+    known = places.run_workers(runtime_dir, unit)
+    newest = {worker.role: worker.generation for worker in known}
+    found = []
+    for worker in known:
+        match = contract.UNIT.fullmatch(worker.unit)
+        if match is None:
+            continue
+        scope = _scope(manager, worker.unit)
+        ended = _exit(places.exit_file(places.of_run_worker(runtime_dir, unit, match["incarnation"])))
+        active = str(scope["ActiveState"]) if scope else "inactive"
+        if active not in _UP and worker.generation < newest[worker.role]:
+            continue
+        found.append(
+            WorkerUnit(
+                worker.role,
+                worker.generation,
+                worker.unit,
+                active,
+                str(scope["SubState"]) if scope else "dead",
+                worker.pid if active in _UP else 0,
+                _result(scope, ended),
+                "",
+                worker.enforced,
+                ended,
+            )
+        )
+    return found
+
+
+def _scope(manager: Manager, name: str) -> dict[str, Any] | None:
+    """What the manager says of a scope unit; None where it has none, or one that is no scope any more."""
+    found = manager.unit(name, "Scope")
+    return found if found and "SubState" in found and "Result" in found else None
+
+
+def _result(scope: dict[str, Any] | None, ended: Exit | None) -> str:
+    if scope is not None and (scope["ActiveState"] in _UP or scope["Result"] != "success"):
+        return str(scope["Result"])
+    if ended is None or (ended.code is None and ended.signal is None):
+        return ""
+    if ended.signal is not None:
+        return "signal"
+    return "exit-code" if ended.code else "success"
+
+
+def _exit(name: str) -> Exit | None:
+    """How a command ended, as its shim has written it."""
+    with contextlib.suppress(OSError, ValueError):
+        record = privatefiles.decode(privatefiles.read(name, _MAX_EXIT, closed=True))
+        if isinstance(record, dict) and type(record.get("at")) is int:
+            numbers = [record.get(key) for key in ("code", "signal")]
+            if all(number is None or type(number) is int for number in numbers):
+                return Exit(numbers[0], numbers[1], record["at"])
+    return None

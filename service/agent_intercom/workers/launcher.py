@@ -10,9 +10,9 @@ It forks the command and stays: systemd does not tell how a process of a scope u
 the exit file and ends as the command did, whoever else of the unit is left. It reaps the command only: what that leaves
 behind goes to the user manager, and whether the worker has ended is whether its control group is empty.
 
-There is a shim for each worker as long as that lives, so this module imports next to nothing: neither `typing` nor
-`signal`, and what is only for the command, JSON and confinement among it, is imported in the child. Therefore the child
-reads what the launcher is told, and tells the shim its part of it.
+There is a shim for each worker as long as that lives, and every start waits for this module: so it imports next to
+nothing, neither `typing` nor `signal` nor JSON, and what few workers need is imported where they need it. What it is
+told is in the bytes that execve(2) takes, and stays so.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-
-    from agent_intercom.workers.spec import Launch
 else:
     # The other brings `enum` and what that needs.
     import _signal as signal
@@ -46,17 +44,40 @@ exit codes:
   any other is the command's
 """
 
-REFUSED = 125
-"""`spec.REFUSED`, without its module."""
+REFUSED, CANNOT_EXECUTE, NOT_FOUND = 125, 126, 127
+"""What it exits with where the command did not begin (env(1) has the same)."""
 
 STARTED = b"started"
 """What comes through the report pipe once the command runs; else it is a code, a newline and a reason."""
 
+# Codes of `contract.Code`, without its module.
+_START_FAILED, _COMMAND_NOT_FOUND = "start_failed", "command_not_found"
 _PIECE = 1 << 16
 _CHANNEL = 3
-"""Where the child keeps the pipe to the shim; it closes on execve(2)."""
+"""Where the child keeps its end of the pipe to the shim, through which it tells why it failed; execve(2) closes it."""
+
+_READY = b"+"
+"""What comes through that pipe before execve(2) is tried: without it the end of the pipe would say nothing."""
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Told:
+    """What `spec.Launch.encode` made. Raises ValueError for anything else."""
+
+    def __init__(self, content: bytes) -> None:
+        fields = content.split(b"\0")
+        groups = []
+        while fields:
+            length = int(fields[0])
+            groups.append(fields[1 : length + 1])
+            if len(groups[-1]) != length:
+                raise ValueError("a group ends early")
+            del fields[: length + 1]
+        places, self.arguments, variables, confinement = groups
+        self.directory, self.exit_file, self.scratch, self.ring, self.stdin = places
+        self.environment = dict(variable.split(b"=", 1) for variable in variables)
+        self.confinement = confinement
 
 
 def main(argv: list[str]) -> int:
@@ -64,8 +85,8 @@ def main(argv: list[str]) -> int:
     if argv:
         sys.stdout.write(USAGE)
         return 0 if argv in (["-h"], ["--help"]) else REFUSED
-    told = _gate(0)
-    if told is None:
+    content = _gate(0)
+    if not content:
         return REFUSED
     # From here on they come to `_forward`, or wait for it; also those that somebody had made to be ignored.
     for number in _FORWARDED:
@@ -77,17 +98,24 @@ def main(argv: list[str]) -> int:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
+    try:
+        told = Told(content)
+    except ValueError:
+        _report(report, _failure(_START_FAILED, "the launcher was told what it cannot read"))
+        return REFUSED
     stdin, endless = os.pipe()
     output, printing = os.pipe()
     hearing, telling = os.pipe()
     child = os.fork()
     if not child:
         _become(told, stdin, printing, telling)
-    del told
+    # `endless` stays open: the command's input ends with the shim.
     for descriptor in (stdin, printing, telling):
         os.close(descriptor)
-    # `endless` stays open: the command's input ends with the shim.
-    return _stay(child, report, hearing, output)
+    exit_file, ring = told.exit_file, told.ring
+    # What is private is not kept for as long as the worker lives.
+    del content, told
+    return _stay(child, report, hearing, output, exit_file, ring)
 
 
 def _gate(descriptor: int) -> bytes | None:
@@ -119,33 +147,26 @@ def _no_core() -> None:
         return
 
 
-def _stay(child: int, report: int, hearing: int, output: int) -> int:
+def _stay(child: int, report: int, hearing: int, output: int, exit_file: bytes, ring: bytes) -> int:
     """Be the shim of `child`; what to exit with."""
-    exit_file, directory, *failure = _hear(hearing)
-    # Unless it failed it has been replaced by the command, whose own end can be all that is left of it.
-    _report(report, b"\n".join(failure) if failure else STARTED)
+    heard = _read(hearing, sys.maxsize)
+    os.close(hearing)
+    began = heard == _READY
+    if not heard:
+        heard = _failure(_START_FAILED, "the launcher was ended before the command began")
+    _report(report, STARTED if began else heard.removeprefix(_READY))
     _thread.start_new_thread(_forward, (child,))
-    if directory and not failure:
-        from agent_intercom.workers import ring
+    if ring and began:
+        from agent_intercom.workers.ring import copy
 
-        ring.copy(output, child, os.fsdecode(directory))
+        copy(output, child, os.fsdecode(ring))
     os.close(output)
     # It stays a zombie, so that its process group can be nobody else's while signals are passed on.
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     status = ended.si_status if ended else REFUSED
     exited = ended is None or ended.si_code == os.CLD_EXITED
-    if exit_file:
-        _write_exit(os.fsdecode(exit_file), exited, status)
+    _write_exit(exit_file, exited, status)
     return status if exited else _die(status)
-
-
-def _hear(hearing: int) -> list[bytes]:
-    """What the child tells before it becomes the command: the exit file, the ring, and why it failed if it did."""
-    places = _read(hearing, sys.maxsize).split(b"\0")
-    os.close(hearing)
-    if len(places) < 3:
-        return [b"", b"", b"start_failed", b"the launcher was ended before the command began"]
-    return places if places[2] else places[:2]
 
 
 def _report(descriptor: int, word: bytes) -> None:
@@ -182,11 +203,11 @@ def _is_manager(pid: int) -> bool:
         return False
 
 
-def _write_exit(name: str, exited: bool, status: int) -> None:
+def _write_exit(name: bytes, exited: bool, status: int) -> None:
     """Write how the command ended. Where that fails, what the shim exits with is all that tells it."""
     code, killer = (str(status), "null") if exited else ("null", str(status))
     content = f'{{"code":{code},"signal":{killer},"at":{time.time_ns() // 1_000_000}}}\n'
-    temporary = f"{name}.tmp"
+    temporary = name + b".tmp"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -208,103 +229,95 @@ def _die(killer: int) -> int:
     return 128 + killer
 
 
-def _become(told: bytes, stdin: int, printing: int, telling: int) -> None:
+def _become(told: Told, stdin: int, printing: int, telling: int) -> None:
     """In the child: be replaced by the command, or tell the shim why not, and exit. Never returns."""
-    status, code, text = REFUSED, "start_failed", "the launcher failed"
-    places = _places("", None)
+    status, failure = REFUSED, _failure(_START_FAILED, "the launcher failed")
     try:
-        from agent_intercom.workers import spec
-        from agent_intercom.workers.contract import Code
-        from agent_intercom.workers.errors import WorkerError
-
-        try:
-            launch = spec.decode(told)
-            places = _places(launch.exit_file, launch.output)
-            _prepare(launch, stdin, printing, telling)
-            telling = _CHANNEL
-            os.write(telling, places)
-            places = b""
-            status, code, text = _execute(launch)
-        except WorkerError as error:
-            code, text = error.code, error.text
-        except (ValueError, KeyError, TypeError):
-            code, text = Code.START_FAILED, "the launcher was told what makes no command"
+        status, failure = _prepare(told, stdin, printing, telling) or _execute(told)
     finally:
         # Whatever went wrong, the shim must not take the end of this pipe for the beginning of the command.
-        os.write(telling, places + f"{code}\0{text}".encode())
+        os.write(_CHANNEL, failure)
         os._exit(status)
 
 
-def _places(exit_file: str, output: str | None) -> bytes:
-    """What the shim has to know of a `spec.Launch`."""
-    return b"%b\0%b\0" % (os.fsencode(exit_file), os.fsencode(output or ""))
-
-
-def _prepare(launch: Launch, stdin: int, printing: int, telling: int) -> None:
-    """Make this process what the command is to find. Raises WorkerError, or ValueError for what cannot be a path.
+def _prepare(told: Told, stdin: int, printing: int, telling: int) -> tuple[int, bytes] | None:
+    """Make this process what the command is to find; where that fails, the exit status and why.
 
     The umask stays that of the worker service, whose unit sets none: new files of a project get the modes that its
     owner chose.
     """
-    from agent_intercom.workers.contract import Code
-    from agent_intercom.workers.errors import WorkerError
-
-    # As a service has it: a session and a process group of its own, and no terminal.
-    os.setsid()
-    if launch.stdin:
+    if told.stdin:
         os.dup2(stdin, 0)
-    if launch.output:
+    if told.ring:
         os.dup2(printing, 1)
         os.dup2(printing, 2)
     if telling != _CHANNEL:
         os.dup2(telling, _CHANNEL, inheritable=False)
+    # As a service has it: a session and a process group of its own, and no terminal.
+    os.setsid()
     os.closerange(_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
-    for name in (os.path.dirname(launch.exit_file), launch.output):
+    for name in (os.path.dirname(told.exit_file), told.ring):
         if name and not os.access(name, os.W_OK | os.X_OK):
-            raise WorkerError(Code.START_FAILED, "the worker's private place cannot be written", "place")
+            return REFUSED, _failure(_START_FAILED, "the worker's private place cannot be written")
     try:
-        os.chdir(launch.directory)
+        os.chdir(told.directory)
     except OSError as error:
-        text = f"the directory cannot be entered: {os.strerror(error.errno or 0)}"
-        raise WorkerError(Code.START_FAILED, text, "directory") from error
-    if launch.confinement is not None:
-        from agent_intercom.workers import confinement
-
-        try:
-            confinement.apply(launch.confinement, launch.scratch)
-        except OSError as error:
-            text = f"the command cannot be confined: {os.strerror(error.errno or 0)}"
-            raise WorkerError(Code.CONFINEMENT_UNAVAILABLE, text, "confinement") from error
+        return REFUSED, _failure(_START_FAILED, f"the directory cannot be entered: {os.strerror(error.errno or 0)}")
+    return _confine(told.confinement, told.scratch) if told.confinement else None
 
 
-def _execute(launch: Launch) -> tuple[int, str, str]:
-    """Become the command; where that fails, the exit status, the code and the reason."""
-    from agent_intercom.workers import spec
-    from agent_intercom.workers.contract import Code
+def _confine(told: list[bytes], scratch: bytes) -> tuple[int, bytes] | None:
+    """Confine this process; where that fails, the exit status and why."""
+    from agent_intercom.workers import confinement
+    from agent_intercom.workers.errors import WorkerError
+    from agent_intercom.workers.spec import Confinement
 
+    network, required, *writable = told
+    wanted = Confinement([os.fsdecode(name) for name in writable], network=bool(network), required=bool(required))
+    try:
+        confinement.apply(wanted, os.fsdecode(scratch))
+    except WorkerError as error:
+        return REFUSED, _failure(error.code, error.text)
+    return None
+
+
+def _execute(told: Told) -> tuple[int, bytes]:
+    """Become the command; where that fails, the exit status and why."""
     for number in signal.valid_signals():
         # Only what is ignored stays so across execve(2): Python does it to two, and who started this may have.
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+    if not told.arguments or not told.arguments[0]:
+        return NOT_FOUND, _failure(_COMMAND_NOT_FOUND, "there is no command")
+    os.write(_CHANNEL, _READY)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if not launch.arguments or not launch.arguments[0]:
-        return spec.NOT_FOUND, Code.COMMAND_NOT_FOUND, "there is no command"
     try:
-        os.execvpe(launch.arguments[0], list(launch.arguments), dict(launch.environment))
+        os.execvpe(told.arguments[0], told.arguments, told.environment)
     except OSError as error:
-        failure, problem = error.errno or 0, os.strerror(error.errno or 0)
-    candidates = [launch.arguments[0]]
-    if "/" not in candidates[0]:
-        candidates = [os.path.join(place, candidates[0]) for place in os.get_exec_path(launch.environment)]
-    there = [name for name in candidates if os.path.lexists(name)]
+        return _why(told, error.errno or 0)
+
+
+def _why(told: Told, number: int) -> tuple[int, bytes]:
+    """Why execve(2) failed with `number`, as the exit status and what is told."""
+    names = [told.arguments[0]]
+    if b"/" not in names[0]:
+        path = told.environment.get(b"PATH", os.fsencode(os.defpath))
+        names = [os.path.join(place, names[0]) for place in path.split(b":")]
+    there = [name for name in names if os.path.lexists(name)]
     if not there:
-        return spec.NOT_FOUND, Code.COMMAND_NOT_FOUND, "the command was not found"
-    if failure in (errno.ENOENT, errno.ENOTDIR):
-        return spec.NOT_FOUND, Code.COMMAND_NOT_FOUND, "what interprets the command was not found"
+        return NOT_FOUND, _failure(_COMMAND_NOT_FOUND, "the command was not found")
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return NOT_FOUND, _failure(_COMMAND_NOT_FOUND, "what interprets the command was not found")
+    problem = os.strerror(number)
     if all(os.path.isdir(name) for name in there):
         problem = "it is a directory"
     elif not any(os.access(name, os.X_OK) for name in there):
         problem = "it is not marked as executable"
-    elif failure == errno.ENOEXEC:
+    elif number == errno.ENOEXEC:
         problem = "it is neither a program nor a script that names its interpreter"
-    return spec.CANNOT_EXECUTE, Code.START_FAILED, f"the command cannot be executed: {problem}"
+    return CANNOT_EXECUTE, _failure(_START_FAILED, f"the command cannot be executed: {problem}")
+
+
+def _failure(code: str, text: str) -> bytes:
+    """What tells the worker service why the command did not begin."""
+    return f"{code}\n{text}".encode()

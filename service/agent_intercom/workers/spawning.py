@@ -47,16 +47,19 @@ class Gated:
         """Tell it what to start, and wait until that has begun, for `timeout` seconds.
 
         Raises WorkerError with the launcher's code and reason, `start_failed` where it ended without any or took too
-        long. Where this is cancelled or takes too long the command may run: stop the scope unit.
+        long, `invalid_request` for what no command can be given, of which it is told nothing. Where this is cancelled
+        or takes too long the command may run: stop the scope unit.
         """
-        content = framing.pack(launch.encode(), _LAUNCH_LIMIT)
         try:
+            content = framing.pack(launch.encode(), _LAUNCH_LIMIT)
             async with asyncio.timeout(timeout):
                 # A launcher that is no more has said why, or nothing.
                 with contextlib.suppress(BrokenPipeError):
                     await _write(self._gate, content)
                 self._close_gate()
                 report = await _read(self._report, _REPORT_LIMIT)
+        except ValueError as error:
+            raise WorkerError(Code.INVALID, str(error), "command") from error
         except TimeoutError as error:
             raise WorkerError(Code.START_FAILED, "the command did not begin in time", "command") from error
         finally:

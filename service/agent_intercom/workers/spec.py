@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launcher is told, through its gate and never otherwise (managed-workers spec, sections 4.4 and 9.3).
 
-Standard library only: the launcher of every worker imports this, and stays.
+A `Launch` goes through the gate as fields with a NUL between them, which none of them can have, and in the bytes that
+execve(2) takes: the launcher reads it with nothing imported, because the start of every worker waits for that.
 """
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
-
-REFUSED: Final = 125
-CANNOT_EXECUTE: Final = 126
-NOT_FOUND: Final = 127
-"""What a launcher exits with where the command did not begin (env(1) has the same)."""
+from typing import NamedTuple
 
 
 class Confinement(NamedTuple):
@@ -50,14 +46,26 @@ class Launch(NamedTuple):
         return "Launch()"
 
     def encode(self) -> bytes:
-        """The same as JSON in ASCII, because a variable may have bytes that are no UTF-8."""
-        record = self._asdict()
-        record["confinement"] = None if self.confinement is None else self.confinement._asdict()
-        return json.dumps(record).encode()
+        """Groups of fields, each with its length before it: what is told, the arguments, the variables, confinement.
 
-
-def decode(content: bytes) -> Launch:
-    """What `Launch.encode` made. Raises ValueError, KeyError or TypeError for anything else."""
-    record: dict[str, Any] = json.loads(content)
-    confinement = record.pop("confinement")
-    return Launch(**record, confinement=None if confinement is None else Confinement(**confinement))
+        Raises ValueError, without any value, for what no path, argument or variable can be.
+        """
+        if any(not name or "=" in name for name in self.environment):
+            raise ValueError("a variable has a name that none can have")
+        confinement = self.confinement
+        groups: tuple[Sequence[str], ...] = (
+            (self.directory, self.exit_file, self.scratch, self.output or "", "1" if self.stdin else ""),
+            self.arguments,
+            [f"{name}={value}" for name, value in self.environment.items()],
+            ()
+            if confinement is None
+            else ("1" if confinement.network else "", "1" if confinement.required else "", *confinement.writable),
+        )
+        fields = [field for group in groups for field in (str(len(group)), *group)]
+        if any("\0" in field for field in fields):
+            raise ValueError("a path, an argument or a variable has a NUL in it")
+        try:
+            return b"\0".join(map(os.fsencode, fields))
+        except UnicodeEncodeError:
+            # Not chained: it has the value.
+            raise ValueError("a path, an argument or a variable has a character that cannot be encoded") from None

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: run once for each assignment, in a process group of its own (fork(2), setpgid(2), pidfd_open(2))."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from os import path
+from typing import Final, NoReturn
+
+from agent_intercom.workers.bridge import settings
+from agent_intercom.workers.errors import WorkerError
+
+_REFUSED: Final = 125
+_CANNOT_EXECUTE: Final = 126
+_NOT_FOUND: Final = 127
+"""How a process ends that did not become the command (env(1)). Nobody is told but whoever reads its output."""
+
+
+class Running:
+    """The command that runs. `pidfd` becomes readable when it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group. The group is there as long as nobody has waited for its leader."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def reap(self) -> None:
+        """End what it has left in its process group, and forget it. Waits until it has ended."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.signal(signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], project: str, scratch: str | None) -> Running:
+    """Start `command` in `project`. With `scratch` a copy of the project is made there first, for it to work in.
+
+    The copy is made by the process that becomes the command, so that it takes nothing of the bridge's time and is ended
+    as the command is. Raises OSError where there can be no further process.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(command, dict(environment), project, scratch, parent)
+    # Both do it: whoever is first, the group is there before anybody signals it.
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.setpgid(pid, pid)
+    return Running(pid)
+
+
+def _become(
+    command: Sequence[str], environment: dict[str, str], project: str, scratch: str | None, parent: int
+) -> NoReturn:
+    status = _REFUSED
+    try:
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        # While a copy is made, nobody must take these for a bridge that lives.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.chdir(project)
+        if scratch is not None:
+            from agent_intercom.workers import checkout
+
+            environment[settings.CHECKOUT_ENVIRONMENT] = checkout.make(project, scratch).directory
+        if os.getppid() != parent:
+            # The bridge was killed meanwhile: whoever takes its place decides what runs.
+            os._exit(_REFUSED)
+        status = _CANNOT_EXECUTE
+        os.execvpe(command[0], list(command), environment)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        status = _NOT_FOUND if status == _CANNOT_EXECUTE else status
+        _tell("the command, or what interprets it, was not found" if status == _NOT_FOUND else _why(error))
+    except WorkerError as error:
+        _tell(f"no copy of the project could be made: {error.text}")
+    except Exception as error:  # the end of this process, whatever it is
+        _tell(_why(error))
+    finally:
+        os._exit(status)
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, by its kind: a text may have anybody's paths in it."""
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
+    return f"the command could not be run: {reason}"
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"orchestrate-bridge: {text}\n")
+        sys.stderr.flush()
+
+
+def end_leftovers(address: str) -> int:
+    """End every process that was run by a bridge of this report socket; how many there were.
+
+    A bridge that was killed leaves its command behind, and nothing says where it went but its environment.
+    """
+    mark = os.fsencode(f"{settings.SOCKET_ENVIRONMENT}={address}")
+    found = 0
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        try:
+            pidfd = os.pidfd_open(int(name))
+        except OSError:
+            continue
+        try:
+            with open(path.join("/proc", name, "environ"), "rb") as file:
+                ours = mark in file.read().split(b"\0")
+            if ours:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                found += 1
+        except OSError:
+            # It has ended, or is another user's.
+            continue
+        finally:
+            os.close(pidfd)
+    return found

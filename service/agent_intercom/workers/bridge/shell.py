@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell of the bridge: what happens goes into the rules (`core`), and what they want is done, in order.
+
+One thread and one selector, without asyncio: there is one of these for each worker, and all of them stay in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from os import path
+from typing import Any, Final
+
+from agent_intercom.host import privatefiles
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.wire import codec, framing
+from agent_intercom.wire.errors import WireError
+from agent_intercom.workers import client
+from agent_intercom.workers import contract as service
+from agent_intercom.workers.bridge import child, core, events, line, looking, memory
+from agent_intercom.workers.bridge import settings as variables
+from agent_intercom.workers.bridge.settings import Settings
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+
+MAX_CLIENTS: Final = 32
+"""Who may be connected to the report socket at once; one more is turned away."""
+
+_ASSIGNMENT: Final = "assignment.txt"
+_MESSAGES: Final = "messages"
+
+
+class Shell:
+    """A bridge as a process. Use `run` once; `close` after it, whatever happens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._selector = selectors.DefaultSelector()
+        self._queue: deque[events.Event] = deque()
+        self._status: int | None = None
+        self._broker: line.BrokerLine | None = None
+        self._service: line.Line | None = None
+        self._child: child.Running | None = None
+        self._look: tuple[int, int] | None = None
+        self._clients: set[line.Client] = set()
+        self._waiting = line.Waiting()
+        self._file = path.join(settings.state, f"bridge-g{settings.generation}.json")
+        self._address = line.address_of(settings.state, settings.scratch, settings.generation)
+        self._lock: int | None = None
+        self._listener: socket.socket | None = None
+
+    def run(self) -> int:
+        """Work until the run has ended, another worker has taken over or somebody says so; the exit status.
+
+        Raises WorkerError for a state directory that cannot be used.
+        """
+        bridge = core.Bridge(self._prepare(), self._settings.thresholds)
+        wakeup = self._signals()
+        self._watch(wakeup, lambda: self._told_to_end(wakeup))
+        assert self._listener is not None
+        self._watch(self._listener, self._come)
+        self._carry_out(bridge.start(_now()))
+        while self._status is None:
+            while self._queue and self._status is None:
+                self._carry_out(bridge.step(self._queue.popleft(), _now()))
+            if self._status is None:
+                self._wait(bridge.wake_at)
+        return self._status
+
+    def close(self) -> None:
+        """End what still runs, and give back everything."""
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+            self._child.reap()
+        for each in (self._broker, self._service, *self._clients):
+            if each is not None:
+                each.close()
+        if self._look is not None:
+            looking.end(*self._look)
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._address)
+        if self._lock is not None:
+            os.close(self._lock)
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+
+    # Beginning.
+
+    def _prepare(self) -> memory.Memory:
+        """Be the only bridge of this generation, end what one before it has left, and read what it knew."""
+        settings = self._settings
+        try:
+            for directory in (settings.state, settings.scratch):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(directory, 0o700)
+            privatefiles.close_directory(settings.state)
+            self._lock = privatefiles.lock(f"{self._file}.lock")
+            self._listener = line.listen(self._address)
+            known = self._read()
+        except BlockingIOError as error:
+            raise WorkerError(Code.CONFLICT, "another bridge works for this role", "bridge") from error
+        except OSError as error:
+            text = f"the state directory cannot be used: {os.strerror(error.errno or 0)}"
+            raise WorkerError(Code.STORE, text, variables.STATE_ENVIRONMENT) from error
+        if known.work is not None and known.work.begun:
+            child.end_leftovers(self._address)
+        return known
+
+    def _read(self) -> memory.Memory:
+        settings = self._settings
+        try:
+            content = privatefiles.read(self._file, memory.MAX_BYTES)
+            return memory.decode(content, settings.role, settings.generation)
+        except FileNotFoundError:
+            return memory.Memory(settings.role, settings.generation)
+        except ValueError as error:
+            text = "the memory of this bridge is damaged: have the role restarted (`orchestrate restart`)"
+            raise WorkerError(Code.STORE, text, path.basename(self._file)) from error
+
+    def _signals(self) -> int:
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writing)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        return reading
+
+    # Waiting.
+
+    def _watch(self, what: int | socket.socket, then: Callable[[], None], writing: bool = False) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+        try:
+            self._selector.modify(what, wanted, then)
+        except KeyError:
+            self._selector.register(what, wanted, then)
+
+    def _wait(self, until: int | None) -> None:
+        timeout = None if until is None else max(until - _now(), 0) / 1000
+        for key, _ in self._selector.select(timeout):
+            # What was done about another one may have closed this.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        if not self._queue:
+            self._queue.append(events.Tick())
+
+    def _told_to_end(self, wakeup: int) -> None:
+        os.read(wakeup, 64)
+        self._queue.append(events.Terminated())
+
+    # The broker.
+
+    def _connect(self) -> None:
+        address = self._settings.socket
+        try:
+            self._broker = line.BrokerLine(address, self._settings.role, self._settings.token)
+        except (OSError, WireError):
+            self._queue.append(events.Lost(looking.gone(address)))
+            return
+        self._watch(self._broker.socket, self._hear)
+        self._queue.append(events.Connected())
+
+    def _hear(self) -> None:
+        broker = self._broker
+        if broker is None:
+            return
+        try:
+            broker.flush()
+            self._queue.extend(broker.frames())
+            self._watch(broker.socket, self._hear, broker.unsent)
+        except (OSError, EOFError, Refusal, WireError):
+            self._hang_up()
+            self._queue.append(events.Lost())
+
+    def _hang_up(self) -> None:
+        if self._broker is not None:
+            self._selector.unregister(self._broker.socket)
+            self._broker.close()
+            self._broker = None
+
+    def _send(self, effect: events.Send) -> None:
+        broker = self._broker
+        if broker is None:
+            return
+        try:
+            broker.ask(effect.id, effect.kind, effect.keys)
+            self._watch(broker.socket, self._hear, broker.unsent)
+        except (OSError, Refusal, WireError):
+            self._hang_up()
+            self._queue.append(events.Lost())
+
+    # The command.
+
+    def _begin(self, effect: events.Begin) -> None:
+        settings = self._settings
+        file, messages = path.join(settings.state, _ASSIGNMENT), path.join(settings.state, _MESSAGES)
+        told = {
+            variables.ROLE_ENVIRONMENT: settings.role,
+            variables.ID_ENVIRONMENT: effect.assignment_id,
+            variables.KIND_ENVIRONMENT: effect.kind,
+            variables.ROUND_ENVIRONMENT: str(effect.round),
+            variables.FILE_ENVIRONMENT: file,
+            variables.MESSAGES_ENVIRONMENT: messages,
+            variables.SOCKET_ENVIRONMENT: self._address,
+            service.SCRATCH_ENVIRONMENT: settings.scratch,
+        }
+        try:
+            privatefiles.replace(file, effect.text.encode())
+            _empty(messages)
+            copied = settings.scratch if settings.read_only else None
+            self._child = child.run(settings.command, {**settings.environment, **told}, settings.project, copied)
+        except OSError as error:
+            _say(f"the command could not be run: {os.strerror(error.errno or 0)}")
+            self._queue.append(events.Ended())
+            return
+        self._watch(self._child.pidfd, self._bury)
+
+    def _bury(self) -> None:
+        if self._child is not None:
+            self._selector.unregister(self._child.pidfd)
+            self._child.reap()
+            self._child = None
+            self._queue.append(events.Ended())
+
+    def _hand(self, effect: events.Hand) -> None:
+        """Put a message where the command looks: whole, or not at all."""
+        message = effect.message
+        name = path.join(self._settings.state, _MESSAGES, f"{message.number:04}-{message.deliver_as}.txt")
+        try:
+            privatefiles.replace(name, message.content.encode())
+        except OSError as error:
+            # It is in the memory, and in what the command reads when it runs again.
+            _say(f"a message could not be handed on: {os.strerror(error.errno or 0)}")
+
+    def _find_out(self) -> None:
+        try:
+            self._look = looking.begin(self._settings.socket, self._settings.role)
+        except OSError:
+            self._queue.append(events.Looked(None))
+            return
+        self._watch(self._look[1], self._found)
+
+    def _found(self) -> None:
+        if self._look is not None:
+            self._selector.unregister(self._look[1])
+            found, self._look = looking.end(*self._look), None
+            self._queue.append(events.Looked(found))
+
+    # The report socket.
+
+    def _come(self) -> None:
+        assert self._listener is not None
+        found = line.accepted(self._listener)
+        if found is None:
+            return
+        if len(self._clients) >= MAX_CLIENTS:
+            found.close()
+            return
+        self._clients.add(found)
+        self._watch(found.socket, lambda: self._listen_to(found))
+
+    def _listen_to(self, one: line.Client) -> None:
+        try:
+            for request in one.requests():
+                self._take(one, request)
+        except (OSError, EOFError, ValueError, WireError):
+            self._leave(one)
+
+    def _take(self, one: line.Client, request: dict[str, Any]) -> None:
+        ticket, about = self._waiting.issue(one), request.get("assignment_id")
+        about = about if isinstance(about, str) else None
+        if request.get("request") == "report":
+            self._queue.append(events.Reporting(ticket, about, request.get("report"), request.get("usage")))
+        elif request.get("request") == "progress":
+            self._queue.append(events.Progressing(ticket, about, request.get("phase"), request.get("usage")))
+        else:
+            raise ValueError("no request of a command")
+
+    def _leave(self, one: line.Client) -> None:
+        if one in self._clients:
+            self._clients.remove(one)
+            self._selector.unregister(one.socket)
+            one.close()
+            self._queue.extend(events.Left(ticket) for ticket in self._waiting.leave(one))
+
+    def _reply(self, effect: events.Reply) -> None:
+        one = self._waiting.redeem(effect.ticket)
+        if one is not None:
+            try:
+                one.answer(effect.answer)
+            except OSError:
+                self._leave(one)
+
+    # The worker service.
+
+    def _notify(self, state: str) -> None:
+        """Tell what is done here, if somebody listens; nothing waits for that."""
+        if not self._settings.managed:
+            return
+        request = {"version": service.PROTOCOL_VERSION, "id": os.urandom(16).hex(), "action": "notify"}
+        caller = {"scope": None, "session": None, "override": False}
+        frame = framing.pack(codec.encode({**request, "caller": caller, "params": {"state": state}}))
+        runtime_dir = path.dirname(path.dirname(path.dirname(self._settings.socket)))
+        try:
+            if self._service is None:
+                self._service = line.Line(client.socket_path(runtime_dir))
+                self._watch(self._service.socket, self._noticed)
+            self._service.send(frame)
+        except (OSError, WireError):
+            self._forget_service()
+
+    def _noticed(self) -> None:
+        """Throw the answers away."""
+        try:
+            ended = self._service is not None and self._service.receive() == b""
+        except OSError:
+            ended = True
+        if ended:
+            self._forget_service()
+
+    def _forget_service(self) -> None:
+        if self._service is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._service.socket)
+            self._service.close()
+            self._service = None
+
+    # Effects.
+
+    def _carry_out(self, effects: list[events.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case events.Remember():
+                    self._remember(effect.memory)
+                case events.Connect():
+                    self._connect()
+                case events.Disconnect():
+                    self._hang_up()
+                case events.Send():
+                    self._send(effect)
+                case events.Begin():
+                    self._begin(effect)
+                case events.Hand():
+                    self._hand(effect)
+                case events.Signal():
+                    if self._child is not None:
+                        self._child.signal(effect.number)
+                case events.Reply():
+                    self._reply(effect)
+                case events.Notify():
+                    self._notify(effect.state)
+                case events.Look():
+                    self._find_out()
+                case events.Exit():
+                    self._status = effect.status
+
+    def _remember(self, known: memory.Memory) -> None:
+        try:
+            privatefiles.replace(self._file, memory.encode(known))
+        except OSError as error:
+            # What cannot be kept must not be acknowledged, and there is nobody else to tell.
+            text = f"the memory of this bridge cannot be written: {os.strerror(error.errno or 0)}"
+            raise WorkerError(Code.STORE, text, path.basename(self._file)) from error
+
+
+def _empty(directory: str) -> None:
+    """Make sure of a directory with nothing in it."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    privatefiles.close_directory(directory)
+    for name in os.listdir(directory):
+        with contextlib.suppress(IsADirectoryError):
+            os.unlink(path.join(directory, name))
+
+
+def _now() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"orchestrate-bridge: {text}\n")

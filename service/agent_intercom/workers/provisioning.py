@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start protocol (managed-workers spec, section 9.3): nothing private leaves before the process is where it belongs.
+
+The row is there already. A launcher is forked that knows nothing and waits at its gate; systemd puts it into a scope
+unit; that is verified and written down; only then is it told what to become. Whatever fails leaves no unit, no process
+and no file, and a service that is killed at any step leaves either that or a worker that the next one finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent_intercom.host import cgroups, processes
+from agent_intercom.host.errors import HostError
+from agent_intercom.host.manager import ManagerError, Variant
+from agent_intercom.workers import contract, places
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.managers import Managers, explained
+from agent_intercom.workers.records import Placed
+from agent_intercom.workers.spawning import Gated, spawn
+from agent_intercom.workers.spec import Launch
+
+if TYPE_CHECKING:
+    from agent_intercom.host.scopes import Scopes
+
+_SETTLING: Final = 5.0
+"""Seconds for what was killed to be gone."""
+
+TASKS_MAX: Final = 512
+"""Processes and threads of one worker, where nobody says otherwise."""
+
+
+class Order(NamedTuple):
+    """A start, ready to be carried out.
+
+    `launch` is for the launcher alone, `place` and `launch.scratch` are the directories that are the worker's, `slice`,
+    `part_of` and `limits` (by their D-Bus names) what its scope unit is given, `enforced` the words of
+    `confinement.plan`, none for a worker that is not confined. `keep_place`: the place outlives a start that fails.
+    """
+
+    launch: Launch
+    place: str
+    slice: str
+    part_of: list[str]
+    limits: Mapping[str, Variant]
+    enforced: tuple[str, ...]
+    keep_place: bool = False
+
+    def __repr__(self) -> str:
+        return "Order()"
+
+
+def properties(order: Order) -> dict[str, Variant]:
+    """The properties of a worker's scope unit. Anybody may read them."""
+    found: dict[str, Variant] = {
+        # The default would be the command line.
+        "Description": ("s", contract.DESCRIPTION),
+        "Slice": ("s", order.slice),
+        # `mixed` would kill at once, without asking.
+        "KillMode": ("s", "control-group"),
+        "SendSIGHUP": ("b", False),
+        "TimeoutStopUSec": ("t", int(contract.STOP_TIMEOUT * 1_000_000)),
+        # Its memory has bodies in it, as the broker's has.
+        "MemorySwapMax": ("t", 0),
+        "TasksMax": ("t", TASKS_MAX),
+        # A failed one would stay until somebody forgets it.
+        "CollectMode": ("s", "inactive-or-failed"),
+    }
+    if order.part_of:
+        # Without After=: it would have the run's own end wait for each of its workers.
+        found["PartOf"] = ("as", order.part_of)
+    return found | dict(order.limits)
+
+
+async def begin(
+    managers: Managers,
+    program: str,
+    unit: str,
+    order: Order,
+    write_down: Callable[[Placed], None],
+) -> tuple[Gated, Placed]:
+    """Start a worker in its scope unit, from the launcher on; who it is, once its command has begun.
+
+    `write_down` is called when the process is placed and verified, before it is told anything; what it raises ends the
+    start. Raises WorkerError `manager_unreachable`, `start_failed`, and what the launcher tells. Nothing of it is left
+    then but `order.place` and the scratch directory, see `forget`.
+    """
+    scopes = await managers.scopes()
+    gated = await spawn(program)
+    cgroup = ""
+    try:
+        async with explained(Code.START_FAILED, "the worker's scope unit did not start"):
+            started = await scopes.start(unit, gated.pid, properties(order), contract.START_TIMEOUT)
+        cgroup = started.control_group
+        identity = processes.identify(gated.pid)
+        if identity is None or processes.cgroup_of(gated.pid) != cgroup:
+            raise WorkerError(Code.START_FAILED, "the launcher is not in its scope unit", "unit")
+        placed = Placed(
+            control_group=cgroup,
+            invocation_id=started.invocation_id,
+            pid=identity.pid,
+            start_ticks=identity.start_ticks,
+            boot_id=identity.boot_id,
+        )
+        write_down(placed)
+        await gated.release(order.launch)
+    except BaseException as error:
+        gated.abandon()
+        # Also where the one who waits gives up: nobody else knows of this process.
+        await asyncio.shield(_take_back(scopes, unit, cgroup, gated))
+        if isinstance(error, ValueError):
+            # A path, an argument or a variable that none can be; the text has none of them.
+            raise WorkerError(Code.INVALID, str(error), "command") from error
+        raise
+    return gated, placed
+
+
+async def _take_back(scopes: Scopes, unit: str, cgroup: str, gated: Gated) -> None:
+    """End all of a start that failed. A job whose end is unknown may have been done: the unit is stopped anyhow."""
+    await gated.ended()
+    with contextlib.suppress(ManagerError):
+        await scopes.stop(unit, contract.STOP_TIMEOUT + _SETTLING)
+    if cgroup:
+        await emptied(cgroup)
+    with contextlib.suppress(ManagerError):
+        await scopes.reset_failed(unit)
+
+
+async def emptied(cgroup: str) -> bool:
+    """See to it that nobody is in a control group, by killing whoever is; whether that is so."""
+    try:
+        if cgroups.populated(cgroup):
+            cgroups.kill(cgroup)
+        return await cgroups.emptied(cgroup, _SETTLING)
+    except HostError:
+        return False
+
+
+async def forget(order: Order) -> None:
+    """Remove the files of a start that failed."""
+    await asyncio.to_thread(places.remove, order.launch.scratch)
+    if not order.keep_place:
+        await asyncio.to_thread(places.remove, order.place)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the workers again that an earlier worker service has started (managed-workers spec, section 9.4).
+
+What is in the registry is a claim; what is there is proved anew: the same process (number, start, boot), in the same
+control group, in the same start of the unit. All equal: it is watched again. Gone: the exit file tells how, or nothing
+does. Anything else is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+from typing import Final, NamedTuple
+
+from agent_intercom.host import cgroups, processes
+from agent_intercom.host.errors import HostError
+from agent_intercom.host.journal import Event
+from agent_intercom.orchestration import runtime
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers import ending, places
+from agent_intercom.workers.contract import Code, State
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.managers import explained
+from agent_intercom.workers.records import Placed, Worker
+from agent_intercom.workers.service import Service
+from agent_intercom.workers.spawning import read_exit
+from agent_intercom.workers.watching import now_ms
+
+PASSING: Final = 3.0
+"""Seconds for a launcher whose gate has ended to go one way or the other; it takes it milliseconds."""
+
+_LOOK: Final = 0.02
+_SAME, _GONE, _OTHER, _UNKNOWN = "same", "gone", "other", "unknown"
+
+
+class Found(NamedTuple):
+    """How many workers are live, and of those that were: how many are watched again, and how many are lost."""
+
+    attached: int
+    lost: int
+
+
+async def reattach(service: Service) -> Found:
+    """Look after every worker that is live in the registry. Raises nothing for any of them."""
+    counts = {True: 0, False: 0}
+    for worker in service.registry.live():
+        _remember_scope(service, worker)
+    for found in await asyncio.gather(*(_one(service, worker) for worker in service.registry.live())):
+        if found is not None:
+            counts[found] += 1
+    for worker in service.registry.ended_workers():
+        _remember_scope(service, worker)
+    # What was being ended is ended, deepest first.
+    service.end_soon(service.registry.fenced())
+    return Found(counts[True], counts[False])
+
+
+def sweep(service: Service) -> None:
+    """Remove the files of workers that nobody knows any more."""
+    known = [*service.registry.live(), *service.registry.ended_workers()]
+    for directory in places.leftovers(service.state_dir, (worker.incarnation for worker in known)):
+        places.remove(directory)
+    ids = {worker.id for worker in known}
+    for number in places.worker_ids(service.runtime_dir):
+        if number not in ids:
+            places.remove(places.of_worker(service.runtime_dir, number))
+
+
+def _remember_scope(service: Service, worker: Worker) -> None:
+    """Say which scope id a worker has, if that is still written anywhere: it is in memory, and gone with that."""
+    with contextlib.suppress(WorkerError, Refusal):
+        if worker.run is not None:
+            scope = runtime.read(service.runtime_dir, worker.run).scope
+        else:
+            scope = places.read(service.place_of(worker)).scope
+        service.registry.remember_scope(worker.id, scope)
+
+
+async def _one(service: Service, worker: Worker) -> bool | None:
+    """Whether a worker is watched again; False where it is lost, None where it is known how it ended."""
+    placed = worker.placed
+    if placed is None:
+        await _never_ran(service, worker)
+        return None
+    pidfd = _leader(placed)
+    verdict = await _verdict(service, worker, placed, pidfd)
+    if verdict == _SAME and worker.state == State.PROVISIONING and not await _passed(pidfd, placed.pid):
+        # Its service ended before it told it anything.
+        _close(pidfd)
+        await _never_ran(service, worker)
+        return None
+    if verdict == _SAME:
+        scratch, directory = _directories(service, worker)
+        service.attach(worker, placed, pidfd, scratch, directory)
+        if worker.state == State.PROVISIONING:
+            service.registry.released(worker.incarnation, now_ms())
+        service.registry.reattached(worker.incarnation, now_ms())
+        service.record()
+        return True
+    _close(pidfd)
+    if verdict == _GONE and worker.state == State.PROVISIONING and read_exit(_exit_file(service, worker)) is None:
+        await _never_ran(service, worker)
+        return None
+    if verdict == _UNKNOWN:
+        service.registry.unreachable(worker.incarnation, Code.MANAGER_UNREACHABLE, now_ms())
+        service.record()
+        return None
+    return await _ended(service, worker, placed, verdict)
+
+
+def _leader(placed: Placed) -> int | None:
+    """A pidfd of the shim; None where it has ended."""
+    try:
+        pidfd = os.pidfd_open(placed.pid)
+    except OSError:
+        return None
+    # Only now: the descriptor is of whoever had the number before this look.
+    if processes.alive(processes.Identity(placed.pid, placed.start_ticks, placed.boot_id)):
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+async def _verdict(service: Service, worker: Worker, placed: Placed, pidfd: int | None) -> str:
+    if placed.boot_id != processes.boot_id():
+        return _GONE
+    try:
+        populated = cgroups.populated(placed.control_group)
+    except HostError:
+        return _UNKNOWN
+    leading = pidfd is not None and processes.cgroup_of(placed.pid) == placed.control_group
+    if pidfd is not None and not leading:
+        # It is alive and has left its unit, which no worker can be made to undo.
+        return _OTHER
+    if not populated:
+        return _GONE
+    try:
+        async with explained(Code.MANAGER_UNREACHABLE, "the unit cannot be looked at"):
+            state = await (await service.managers.scopes()).state(worker.unit)
+    except WorkerError:
+        # The kernel alone proves a leader; without one the group could be that of a later unit.
+        return _SAME if leading else _UNKNOWN
+    if state is None:
+        # systemd may forget a unit that still has processes in it.
+        return _SAME if leading else _UNKNOWN
+    if state.invocation_id != placed.invocation_id or state.control_group != placed.control_group:
+        return _OTHER
+    return _SAME
+
+
+async def _passed(pidfd: int | None, pid: int) -> bool:
+    """Whether a launcher was told everything before its service ended: then it has let go of its gate."""
+    if pidfd is None:
+        return False
+    deadline = asyncio.get_running_loop().time() + PASSING
+    while asyncio.get_running_loop().time() < deadline:
+        if select.select([pidfd], [], [], 0)[0]:
+            return False
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:"):
+                return True
+        await asyncio.sleep(_LOOK)
+    return False
+
+
+async def _never_ran(service: Service, worker: Worker) -> None:
+    """End what there is of a start that did not come to its end. A launcher without a service ends by itself."""
+    try:
+        await ending.end(service.managers, worker.unit, worker.placed.control_group if worker.placed else "", frozen=False)
+    except WorkerError as error:
+        service.registry.unreachable(worker.incarnation, error.code, now_ms())
+        service.record()
+        return
+    scratch, _ = _directories(service, worker)
+    for directory in (scratch, *([service.place_of(worker)] if worker.run or worker.generation == 1 else [])):
+        if directory:
+            await asyncio.to_thread(places.remove, directory)
+    service.end_soon(service.registry.failed(worker.incarnation, Code.START_FAILED, now_ms()))
+    service.record()
+    service.journal.emit(Event.WORKER_START_FAILED, worker=worker.id, code=Code.START_FAILED)
+
+
+async def _ended(service: Service, worker: Worker, placed: Placed, verdict: str) -> bool | None:
+    """Say how a worker ended that nobody watched, as far as its exit file tells."""
+    reboot = placed.boot_id != processes.boot_id()
+    if verdict == _GONE and not reboot:
+        scratch, directory = _directories(service, worker)
+        service.attach(worker, placed, None, scratch, directory)
+        return None
+    service.end_soon(service.registry.lost(worker.incarnation, now_ms()))
+    service.record()
+    service.journal.emit(Event.WORKER_LOST, worker=worker.id, code="reboot" if reboot else verdict)
+    scratch, _ = _directories(service, worker)
+    if scratch and reboot:
+        await asyncio.to_thread(places.remove, scratch)
+    return False
+
+
+def _exit_file(service: Service, worker: Worker) -> str:
+    return places.exit_file(service.place_of(worker))
+
+
+def _directories(service: Service, worker: Worker) -> tuple[str, str]:
+    """The scratch directory of a worker, and where it works; empty where that is not known any more."""
+    if worker.run is None:
+        directory = ""
+        with contextlib.suppress(WorkerError):
+            directory = places.read(service.place_of(worker)).directory
+        return places.scratch_of(service.state_dir, worker.incarnation), directory
+    try:
+        run = runtime.read(service.runtime_dir, worker.run).directory
+    except Refusal:
+        return "", ""
+    return places.scratch_of_role(run, worker.role, worker.generation), ""
+
+
+def _close(pidfd: int | None) -> None:
+    if pidfd is not None:
+        os.close(pidfd)

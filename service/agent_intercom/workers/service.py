@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell around the registry: what it decides is written down, carried out and watched (managed-workers spec, 9).
+
+The registry decides, the store remembers, systemd and the kernel prove. In that order: nothing is done before the row
+that says so is on the disk, and nothing is said to be done before it is proved. Starts go on side by side; of one worker
+there is one operation at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, NamedTuple, Protocol
+
+from agent_intercom.host import faults
+from agent_intercom.host.errors import HostError
+from agent_intercom.host.journal import Event, Journal
+from agent_intercom.workers import contract, ending, places, provisioning
+from agent_intercom.workers.contract import TERMINAL, Code, Outcome, State, StopReason
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.managers import Managers, explained
+from agent_intercom.workers.records import Placed, Worker
+from agent_intercom.workers.registry import Registry
+from agent_intercom.workers.spawning import Gated
+from agent_intercom.workers.provisioning import Order
+from agent_intercom.workers.terms import Caller, Changes
+from agent_intercom.workers.watching import Watch, now_ms
+
+FORGETTING: Final = frozenset({StopReason.REQUESTED, StopReason.PARENT, StopReason.RUN, StopReason.START_FAILED})
+"""Why a worker was ended that nobody is going to restart: what it was started with is removed with it."""
+
+_FROZEN: Final = "frozen"
+
+
+class Keeper(Protocol):
+    """What remembers: `store.Store`."""
+
+    def apply(self, changes: Changes) -> None: ...
+
+
+class Running(NamedTuple):
+    """An incarnation that is watched: what sees it, and the directories that are its own. `done` is set when it has
+    ended and its files are gone; `dirty` becomes whether its working tree had changes when it was stopped."""
+
+    watch: Watch
+    place: str
+    scratch: str
+    directory: str
+    done: asyncio.Event
+    dirty: list[bool]
+
+
+class Service:
+    """All managed workers of one user.
+
+    `launcher` is the program that becomes a worker. `changed` is called after each change that was written down.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: Keeper,
+        managers: Managers,
+        journal: Journal,
+        *,
+        runtime_dir: str,
+        state_dir: str,
+        launcher: str,
+    ) -> None:
+        self.registry = registry
+        self.managers = managers
+        self.journal = journal
+        self.runtime_dir = runtime_dir
+        self.state_dir = state_dir
+        self.launcher = launcher
+        self.running: dict[str, Running] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        self._store = store
+        self._behind = False
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # Writing down.
+
+    def ready(self) -> None:
+        """Raise WorkerError `store_unusable` where what has happened could not be written down yet."""
+        if self._behind:
+            changes = self.registry.take()
+            try:
+                self._store.apply(changes)
+            except WorkerError:
+                self.registry.keep(changes)
+                raise
+            self._written(changes)
+
+    def commit(self) -> None:
+        """Write down what a request has changed; where that fails nothing was changed, and the request is refused."""
+        changes = self.registry.take()
+        try:
+            self._store.apply(changes)
+        except WorkerError:
+            self.registry.revert(changes)
+            raise
+        self._written(changes)
+
+    def record(self) -> None:
+        """Write down what has happened; where that fails it is tried again with the next change."""
+        changes = self.registry.take()
+        try:
+            self._store.apply(changes)
+        except WorkerError as error:
+            self.registry.keep(changes)
+            if not self._behind:
+                self.journal.emit(Event.STORE_DEGRADED, code=error.code)
+            self._behind = True
+            return
+        self._written(changes)
+
+    def _written(self, changes: Changes) -> None:
+        if self._behind:
+            self._behind = False
+            self.journal.emit(Event.STORE_RECOVERED)
+        if changes:
+            turn, self._turn = self._turn, asyncio.get_running_loop().create_future()
+            turn.set_result(None)
+            self.on_change()
+
+    async def change(self) -> None:
+        """Wait for the next change of any worker."""
+        await asyncio.shield(self._turn)
+
+    # Tasks.
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being carried out."""
+        return bool(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Carry something out that nobody's connection is to end."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        # A fault that nobody waits for is told; a refusal has been told where it came from.
+        if not task.cancelled() and not isinstance(task.exception(), WorkerError | None):
+            faults.tell(task.exception(), self.journal)
+        self.on_change()
+
+    async def carry_out(self, work: Coroutine[Any, Any, Worker]) -> Worker:
+        """The same, and wait for it."""
+        result: Worker = await asyncio.shield(self.spawn(work))
+        return result
+
+    async def close(self, patience: float) -> None:
+        """Let what is under way come to its end, for a while, and stop watching. Workers go on."""
+        deadline = asyncio.get_running_loop().time() + patience
+        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        for running in self.running.values():
+            running.watch.close()
+            await running.watch.closed()
+        self.running.clear()
+        await self.managers.close()
+
+    # Starting.
+
+    async def begin(self, worker: Worker, prepare: Callable[[Worker], Order]) -> Worker:
+        """Carry out a start that was reserved and written down. Raises WorkerError; nothing is left of it then."""
+        began = time.monotonic_ns()
+        order: Order | None = None
+        async with self._locks[worker.id]:
+            try:
+                order = prepare(worker)
+                launched, placed = await provisioning.begin(
+                    self.managers, self.launcher, worker.unit, order, self._write_down(worker, order)
+                )
+            except BaseException as error:
+                code = error.code if isinstance(error, WorkerError) else Code.START_FAILED
+                await asyncio.shield(self._failed(worker, order, code))
+                raise
+            # It may have ended by now: what is seen of that comes after this.
+            self._watch(worker, placed, launched, order.place, order.launch.scratch, order.launch.directory)
+            self.registry.released(worker.incarnation, now_ms())
+            self.record()
+        self.journal.emit(
+            Event.WORKER_STARTED,
+            worker=worker.id,
+            driver=worker.driver,
+            generation=worker.generation,
+            took_ms=(time.monotonic_ns() - began) // 1_000_000,
+            enforced=".".join(order.enforced)[:64] if order.launch.confinement else "none",
+        )
+        return self.registry.get(worker.id) or worker
+
+    def _write_down(self, worker: Worker, order: Order) -> Callable[[Placed], None]:
+        def placed(where: Placed) -> None:
+            if worker.run is not None:
+                role = places.RoleWorker(
+                    role=worker.role,
+                    generation=worker.generation,
+                    unit=worker.unit,
+                    pid=where.pid,
+                    enforced=order.enforced,
+                )
+                places.write_role(order.place, role)
+            # Raises where somebody has put a stop fence around it meanwhile.
+            self.registry.placed(worker.incarnation, where, now_ms(), order.enforced)
+            self.commit()
+
+        return placed
+
+    async def _failed(self, worker: Worker, order: Order | None, code: str) -> None:
+        if order is not None:
+            await provisioning.forget(order)
+        else:
+            await self._remove(self.place_of(worker))
+            await self._remove(places.scratch_of(self.state_dir, worker.incarnation))
+        fallen = self.registry.failed(worker.incarnation, code, now_ms())
+        self.record()
+        self.journal.emit(Event.WORKER_START_FAILED, worker=worker.id, code=code)
+        self.end_soon(fallen)
+
+    def place_of(self, worker: Worker) -> str:
+        """Where the private things of a worker's latest incarnation are."""
+        if worker.run is not None:
+            return places.of_run_worker(self.runtime_dir, worker.run, worker.incarnation)
+        return places.of_worker(self.runtime_dir, worker.id)
+
+    def _watch(
+        self, worker: Worker, placed: Placed, leader: Gated | int | None, place: str, scratch: str, directory: str
+    ) -> None:
+        incarnation = worker.incarnation
+        watch = Watch(
+            placed,
+            places.exit_file(place),
+            leader,
+            remain=lambda: self._children_remain(incarnation),
+            gone=lambda: self.spawn(self._gone(incarnation)),
+        )
+        self.running[incarnation] = Running(watch, place, scratch, directory, asyncio.Event(), [])
+
+    def attach(
+        self, worker: Worker, placed: Placed, leader: int | None, scratch: str, directory: str
+    ) -> None:
+        """Watch a worker that an earlier service has started. `leader` is a pidfd of its shim; None: it has ended."""
+        self._watch(worker, placed, leader, self.place_of(worker), scratch, directory)
+
+    # Ending.
+
+    def _children_remain(self, incarnation: str) -> None:
+        running, worker = self.running[incarnation], self.registry.of(incarnation)
+        if worker is None or worker.stop_requested_at is not None:
+            return
+        self.registry.children_remain(incarnation, running.watch.ending("", now_ms()), now_ms())
+        self.record()
+        self.journal.emit(Event.WORKER_CHILDREN_REMAIN, worker=worker.id)
+
+    async def _gone(self, incarnation: str) -> None:
+        """Nobody is left of an incarnation: say so, and take away what was its own."""
+        running = self.running[incarnation]
+        worker = self.registry.of(incarnation)
+        try:
+            if worker is not None:
+                if worker.run is not None and not worker.stop_reason and await self._run_ended(worker.run):
+                    self.registry.stop_role(Caller(), worker.run, None, now_ms())
+                    worker = self.registry.of(incarnation) or worker
+                await self._say_ended(worker, running)
+        finally:
+            self.running.pop(incarnation, None)
+            running.done.set()
+
+    async def _say_ended(self, worker: Worker, running: Running) -> None:
+        now = now_ms()
+        found = running.watch.ending(worker.stop_reason, now)
+        if found.outcome == Outcome.UNKNOWN and not worker.stop_reason:
+            fallen = self.registry.lost(worker.incarnation, now)
+            self.journal.emit(Event.WORKER_LOST, worker=worker.id, code="gone")
+        else:
+            dirty = running.dirty[0] if running.dirty else None
+            fallen = self.registry.ended(worker.incarnation, found, now, dirty)
+            self.journal.emit(
+                Event.WORKER_ENDED,
+                worker=worker.id,
+                outcome=found.outcome,
+                reason=worker.stop_reason or None,
+                exit_code=found.exit_code,
+                exit_signal=found.exit_signal,
+            )
+        self.record()
+        self.end_soon(fallen)
+        await self._remove(running.scratch)
+        if worker.run is not None or worker.stop_reason in FORGETTING:
+            await self._remove(running.place)
+
+    async def _run_ended(self, run: str) -> bool:
+        """Whether a run is over, so that its workers ended with it: its socket listens as long as it goes on."""
+        from agent_intercom.orchestration import hosting
+
+        with contextlib.suppress(WorkerError):
+            async with explained(Code.MANAGER_UNREACHABLE, "the run cannot be looked at"):
+                state = await (await self.managers.scopes()).state(hosting.socket_unit(run))
+                return state is None or state.active != "active"
+        return False
+
+    async def _remove(self, directory: str) -> bool:
+        """Remove a directory of a worker's; an empty name stands for one that is not known."""
+        return not directory or await asyncio.to_thread(places.remove, directory)
+
+    async def end(self, worker: Worker) -> Worker:
+        """End what has a stop fence. Raises WorkerError `stop_failed`; the fence stays then."""
+        async with self._locks[worker.id]:
+            now = self.registry.of(worker.incarnation)
+            if now is None or now.state in TERMINAL:
+                return now or worker
+            running = self.running.get(worker.incarnation)
+            cgroup = now.placed.control_group if now.placed is not None else ""
+            if running is not None and now.run is None and running.directory:
+                changed = await ending.dirty(running.directory)
+                running.dirty += [] if changed is None else [changed]
+            frozen = now.state == State.PAUSED or now.interrupted == State.PAUSED
+            try:
+                await ending.end(self.managers, now.unit, cgroup, frozen=frozen)
+            except WorkerError as error:
+                self.registry.stop_failed(worker.incarnation, error.code, now_ms())
+                self.record()
+                self.journal.emit(Event.WORKER_STOP_FAILED, worker=worker.id, code=error.code)
+                raise
+            if running is not None:
+                await running.done.wait()
+            else:
+                # Nobody watched it: it never came so far, or could not be proved to be there.
+                self.end_soon(self.registry.lost(worker.incarnation, now_ms()))
+                self.record()
+        return self.registry.get(worker.id) or worker
+
+    async def end_all(self, workers: Iterable[Worker]) -> list[Worker]:
+        """End workers in this order, one after the other; raises what failed first, after all were tried."""
+        ended, failure = [], None
+        for worker in workers:
+            try:
+                ended.append(await self.end(worker))
+            except WorkerError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return ended
+
+    def end_soon(self, workers: Iterable[Worker]) -> None:
+        """The same, without waiting for it."""
+        if todo := list(workers):
+            self.spawn(self.end_all(todo))
+
+    # Pausing.
+
+    async def pause(self, worker: Worker) -> Worker:
+        """Freeze a worker, and see that it is. Raises WorkerError `freeze_unavailable`, `manager_unreachable`."""
+        return await self._freeze(worker, True)
+
+    async def resume(self, worker: Worker) -> Worker:
+        """Undo that."""
+        return await self._freeze(worker, False)
+
+    async def _freeze(self, worker: Worker, freeze: bool) -> Worker:
+        async with self._locks[worker.id]:
+            scopes = await self.managers.scopes()
+            async with explained(Code.FREEZE_UNAVAILABLE, "the worker cannot be paused or resumed"):
+                await (scopes.freeze if freeze else scopes.thaw)(worker.unit)
+                state = await scopes.state(worker.unit)
+            if state is None or (state.freezer == _FROZEN) is not freeze:
+                raise WorkerError(Code.FREEZE_UNAVAILABLE, "systemd did not pause or resume the worker", "worker")
+            told = self.registry.paused if freeze else self.registry.resumed
+            told(worker.incarnation, now_ms())
+            self.record()
+        return self.registry.get(worker.id) or worker
+
+    # What systemd tells.
+
+    def unit_changed(self, unit: str, active: str, sub: str, result: str) -> None:
+        """Note why systemd ended a unit, which it tells once."""
+        match = contract.UNIT.fullmatch(unit)
+        running = self.running.get(match["incarnation"]) if match else None
+        if running is not None and result not in ("", "success"):
+            running.watch.result = result

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watching one incarnation of a worker until nothing of it is left (managed-workers spec, section 9.4).
+
+systemd never tells how a process of a scope unit ended, and its signals come in no certain order. So there are several
+sources, each for what it alone can prove: the pidfd of the shim tells that the leader ended and, to its parent, how; the
+exit file tells how the command ended, also to a service that came later; `cgroup.events` tells that everybody has gone;
+the counters of the control group and systemd's Result tell that memory ran out.
+
+Nothing here looks again and again: every source is a descriptor that becomes ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from agent_intercom.host import cgroups
+from agent_intercom.workers.contract import Outcome, StopReason
+from agent_intercom.workers.records import Ending, Placed
+from agent_intercom.workers.spawning import Gated, read_exit
+
+SETTLING: Final = 0.25
+"""Seconds in which whoever was the leader's is gone with it, as a rule; the kernel tells the last with a delay."""
+
+OOM_RESULT: Final = "oom-kill"
+
+
+class Watch:
+    """What is seen of one incarnation that is in its scope unit.
+
+    `leader` is the shim: its launcher where this process is its parent, else a pidfd of it, which becomes this object's;
+    None where it has ended. `remain` is called when the shim has ended and others are left after a moment, `gone` once,
+    when nobody is left; neither from within the constructor. `close` ends it before.
+    """
+
+    def __init__(
+        self,
+        placed: Placed,
+        exit_file: str,
+        leader: Gated | int | None,
+        remain: Callable[[], None],
+        gone: Callable[[], None],
+    ) -> None:
+        self.placed = placed
+        self.result = ""
+        """What systemd said of the unit, where that was anything but `success`."""
+        self.empty = asyncio.Event()
+        """Set when nobody is left."""
+        self._exit_file = exit_file
+        self._leader = leader
+        self._remain = remain
+        self._gone = gone
+        self._shim: tuple[int | None, int | None] | None = None
+        self._counters = cgroups.Counters(placed.control_group)
+        self._events = cgroups.Watch(placed.control_group, asyncio.get_running_loop(), self.empty.set)
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    def close(self) -> None:
+        """Watch no more; the worker goes on."""
+        self._task.cancel()
+        self._let_go()
+
+    async def closed(self) -> None:
+        """Wait until nothing of this is running any more."""
+        await asyncio.wait([self._task])
+
+    def ending(self, reason: str, now: int) -> Ending:
+        """How it ended, as far as it can be proved, once the leader has. `reason` is why somebody ended it."""
+        found = read_exit(self._exit_file)
+        code, killer = (found[0], found[1]) if found else (self._shim or (None, None))
+        at = found[2] if found else now
+        if self.result == OOM_RESULT or self._counted_kill(killer):
+            outcome = Outcome.OOM
+        elif reason == StopReason.RUNTIME:
+            outcome = Outcome.TIMEOUT
+        elif code is not None:
+            outcome = Outcome.EXITED
+        else:
+            outcome = Outcome.SIGNALED if killer is not None else Outcome.UNKNOWN
+        return Ending(at=at, outcome=outcome, exit_code=code, exit_signal=killer)
+
+    @property
+    def told(self) -> bool:
+        """Whether anything tells how the leader ended."""
+        return self._shim is not None or read_exit(self._exit_file) is not None
+
+    def _counted_kill(self, killer: int | None) -> bool:
+        # A compiler that was killed for its memory is not how the worker ended.
+        return killer == signal.SIGKILL and self._counters.read().oom_kill > 0
+
+    async def _follow(self) -> None:
+        await self._leader_ended()
+        self._counters.read()
+        try:
+            async with asyncio.timeout(SETTLING):
+                await self.empty.wait()
+        except TimeoutError:
+            self._remain()
+            await self.empty.wait()
+        try:
+            self._gone()
+        finally:
+            self._let_go()
+
+    async def _leader_ended(self) -> None:
+        if isinstance(self._leader, Gated):
+            self._shim = await self._leader.ended()
+        elif self._leader is not None:
+            await readable(self._leader)
+
+    def _let_go(self) -> None:
+        self._events.close()
+        self._counters.close()
+        if isinstance(self._leader, int):
+            os.close(self._leader)
+            self._leader = None
+
+
+async def readable(descriptor: int) -> None:
+    """Wait until a descriptor is ready to be read: for a pidfd, until the process has ended."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(descriptor, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000

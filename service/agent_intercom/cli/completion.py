@@ -5,7 +5,8 @@ The files in packaging/completions call `PROGRAM _complete WORD…` with the wor
 cursor, the last of which is being typed and may be empty. It prints one word a line, or one of the directives `FILES`
 and `DIRECTORIES`, with which the shell offers what it has itself. Nothing is contacted or started for it.
 
-A metavar tells what an argument takes: FILE and PATH are files, DIR a directory.
+A metavar tells what an argument takes: FILE, PATH and COMMAND… are files, DIR a directory. A parser may have one that
+stands `behind` two dashes only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DIRECTORIES: Final = ":directories"
 Dynamic: TypeAlias = Callable[[Sequence[str], argparse.Action], Iterable[str]]
 """What else an argument may be, by the words of its command (`("supervisor", "runs")`) and its action."""
 
-_DIRECTIVES: Final = {"FILE": FILES, "PATH": FILES, "DIR": DIRECTORIES}
+_DIRECTIVES: Final = {"FILE": FILES, "PATH": FILES, "COMMAND…": FILES, "DIR": DIRECTORIES}
 _MANY: Final = {"*", "+", argparse.REMAINDER}
 
 
@@ -76,6 +77,8 @@ class _Walk:
         """The option whose value comes next."""
         self.only_words = False
         """Whether there was a `--`."""
+        self.words: list[argparse.Action] = []
+        """The words that may still come."""
         self.lost = False
         """Whether a word makes no sense here, so that nothing can be said of what follows."""
         self._due = 0
@@ -86,6 +89,7 @@ class _Walk:
                 self.awaiting = self.awaiting if self._due else None
             elif word == "--" and not self.only_words:
                 self.only_words = True
+                self.words = self._behind or self.words
             elif word in anywhere and not self.only_words:
                 continue
             elif word.startswith("-") and word != "-" and not self.only_words:
@@ -97,7 +101,9 @@ class _Walk:
         self._parser = parser
         self._given: set[argparse.Action] = set()
         self.options: dict[str, argparse.Action] = parser._option_string_actions
-        self.words = [action for action in parser._actions if not action.option_strings]
+        words = [action for action in parser._actions if not action.option_strings]
+        self._behind = [action for action in words if action.dest == getattr(parser, "behind", "")]
+        self.words = [action for action in words if action not in self._behind]
 
     def _option(self, word: str) -> None:
         name, given, _ = word.partition("=")

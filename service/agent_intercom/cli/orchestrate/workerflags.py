@@ -201,7 +201,9 @@ def _removing(adding: Adding, lazy: Lazy) -> None:
             "End workers whose time is over, and remove what is retained no longer. The worker service does this by\n"
             "itself while it runs, and a timer starts it."
         )
-        _yes(sub, "really do it; without it, only tell what")
+        sub.add_argument(
+            "--yes", "--execute", action="store_true", help="really do it; without it, only tell what would be done"
+        )
         _as(sub)
 
 

@@ -26,7 +26,7 @@ def list_workers(options: argparse.Namespace) -> Answer:
         with calling.asking(options) as service:
             result = service.request("list", {"all": options.all, "history": options.history})
     except CommandFailure as failure:
-        return _nobody(failure)
+        return nobody(failure)
     data = {**result, "service": True}
     return Answer(data, telling.safe(telling.listed(data, options.program, now(), options.all, options.history)))
 
@@ -93,15 +93,15 @@ def _overview(options: argparse.Namespace) -> Answer:
             health = service.request("health", {})
             result = service.request("list", {"all": False, "history": False})
     except CommandFailure as failure:
-        return _nobody(failure)
+        return nobody(failure)
     data = {**result, "health": health, "service": True}
     lines = [*telling.health(health), *telling.listed(data, options.program, now(), False, False)]
     return Answer(data, telling.safe(lines))
 
 
-def _nobody(failure: CommandFailure) -> Answer:
+def nobody(failure: CommandFailure) -> Answer:
     """Where no worker service is up, none of its workers are either. Raises any other failure again."""
     if not isinstance(failure.__cause__, calling.NobodyListens):
         raise failure
     data: JsonObject = {"workers": [], "hidden": 0, "service": False}
-    return Answer(data, [f"No workers: {calling.NOBODY}. {calling.START}"])
+    return Answer(data, [f"Nothing to show: {calling.NOBODY}. {calling.START}"])

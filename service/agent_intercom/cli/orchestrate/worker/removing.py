@@ -7,9 +7,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, JsonObject
+from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, CommandFailure, JsonObject
 from agent_intercom.cli.orchestrate.worker import calling, telling
-from agent_intercom.cli.orchestrate.worker.looking import now
+from agent_intercom.cli.orchestrate.worker.looking import nobody, now
 from agent_intercom.cli.orchestrate.workerflags import exit_of
 from agent_intercom.workers.contract import TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
@@ -26,18 +26,25 @@ def prune(options: argparse.Namespace) -> Answer:
     """`worker prune`: all that have ended. Without `--yes` it only tells which those are."""
     if options.all and not options.override:
         raise calling.refuse("prune --all removes what is not yours", "Say --override, too, if you may.")
-    with calling.asking(options) as service:
-        if not options.yes:
-            found = prunable(service, options.worker, options.all)
-            data: JsonObject = {"dry_run": True, "candidates": found, "pruned": [], "errors": []}
-            again = _again(options)
-            return Answer(data, telling.safe(telling.prunable(found, again, now())))
-        params: JsonObject = {"all": options.all, "acknowledge": True}
-        if options.worker is not None:
-            params["worker"] = options.worker
-        result = service.request("prune", params)
+    params: JsonObject = {"all": options.all, "acknowledge": True}
+    if options.worker is not None:
+        params["worker"] = options.worker
+    try:
+        with calling.asking(options) as service:
+            if not options.yes:
+                return _preview(options, prunable(service, options.worker, options.all))
+            result = service.request("prune", params)
+    except CommandFailure as failure:
+        if options.yes or options.worker is not None:
+            raise
+        return nobody(failure)
     data = {"dry_run": False, "candidates": [], **result}
     return _with_errors(data, telling.removed("pruned", result["pruned"]), result["errors"])
+
+
+def _preview(options: argparse.Namespace, found: list[JsonObject]) -> Answer:
+    data: JsonObject = {"dry_run": True, "candidates": found, "pruned": [], "errors": []}
+    return Answer(data, telling.safe(telling.prunable(found, _again(options), now())))
 
 
 def prunable(service: calling.Asking, worker: str | None, everyone: bool) -> list[JsonObject]:
@@ -53,8 +60,13 @@ def prunable(service: calling.Asking, worker: str | None, everyone: bool) -> lis
 
 def cleanup(options: argparse.Namespace) -> Answer:
     """`worker cleanup`: end what has expired, remove what is retained no longer; without `--yes` tell what that is."""
-    with calling.asking(options) as service:
-        result = service.request("cleanup", {"execute": options.yes})
+    try:
+        with calling.asking(options) as service:
+            result = service.request("cleanup", {"execute": options.yes})
+    except CommandFailure as failure:
+        if options.yes:
+            raise
+        return nobody(failure)
     data = {"dry_run": not options.yes, **result}
     lines = telling.cleanup(result, options.yes, f"{options.program} worker cleanup", now())
     return _with_errors(data, lines, result.get("errors") or [])

@@ -97,7 +97,7 @@ def _carried_out(content: bytes, environ: Mapping[str, str]) -> dict[str, Any]:
     except calling.NobodyListens:
         if action not in _NOBODY or "id" in params:
             raise
-        text, details = [f"No workers: {calling.NOBODY}."], dict(_NOBODY[action])
+        text, details = [f"Nothing to show: {calling.NOBODY}."], dict(_NOBODY[action])
     return {"text": "\n".join(text), "details": details}
 
 

@@ -147,7 +147,10 @@ EXITS: Final = {
 
 
 class Limits(NamedTuple):
-    """How much there may be (section 2.13). `granted` is the most that a grant may count; `starts` in any `starts_ms`."""
+    """How much there may be (section 2.13). `granted` is the most that a grant may count.
+
+    No more than `starts` begin in any `starts_ms`.
+    """
 
     live_in_run: int = 16
     live: int = 64

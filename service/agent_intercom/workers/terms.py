@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -114,7 +115,7 @@ class Candidates(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What the store has to do, in one transaction. `previous` has what was there before, for `Registry.revert`."""
+    """What the store has to do, in one transaction. `undo` takes it back, last first, for `Registry.revert`."""
 
     workers: tuple[Worker, ...] = ()
     removed: tuple[str, ...] = ()
@@ -124,7 +125,7 @@ class Changes(NamedTuple):
     keys: tuple[Key, ...] = ()
     expired_keys: tuple[Key, ...] = ()
     events: tuple[Event, ...] = ()
-    previous: tuple[tuple[str, Worker | None], ...] = ()
+    undo: tuple[Callable[[], object], ...] = ()
 
     def __bool__(self) -> bool:
         return any(self[:-1])

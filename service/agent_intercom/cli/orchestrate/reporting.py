@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command says that a bridge runs: its report, and how it goes (docs/workers.md).
+
+    orchestrate report   (--file FILE | --summary TEXT [--verdict VERDICT]) [--usage-file FILE]
+    orchestrate progress --phase PHASE [--usage-file FILE]
+
+FILE may be `-`, standard input, once. Options of `report`: `file`, `summary`, `verdict`, `usage_file`; of `progress`:
+`phase` (one of `PHASES`), `usage_file`; each None where it is not given. The bridge is found by its environment.
+Whatever is printed as accepted was accepted by the broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from os import path
+from typing import Any, Final
+
+from agent_intercom.cli import output
+from agent_intercom.cli.orchestrate.answer import INTERNAL_ERROR, Answer, CommandFailure, usage
+
+SOCKET: Final = "AGENT_INTERCOM_BRIDGE_SOCKET"
+ASSIGNMENT: Final = "AGENT_INTERCOM_ASSIGNMENT_ID"
+PHASES: Final = ("thinking", "streaming", "tool", "reporting")
+MAX_FILE: Final = 131_072
+"""Bytes of a file that is read: several times what a report may have."""
+
+_TIMEOUT: Final = 35.0
+"""Seconds; the bridge answers before that, whatever the broker does."""
+
+_MAX_ADDRESS: Final = 100
+_PIECE: Final = 65_536
+_STDIN: Final = "-"
+_WAYS_OUT: Final = {
+    "invalid_protocol": "Correct it and say it again; docs/workers.md has every field.",
+    "forbidden": "Correct it and say it again; docs/workers.md has what each role may say.",
+    "conflict": "End: nobody waits for this any more.",
+    "not_accepted_yet": "Nothing has to be done; to say the same again waits for the answer again.",
+    "broker_not_ready": "Try again later.",
+}
+
+
+def report(options: argparse.Namespace) -> Answer:
+    """`report`: say the result of the assignment, and what the broker answers."""
+    given = (options.file is not None, options.summary is not None)
+    if sum(given) != 1:
+        raise usage("a report is needed: --file or --summary, and not both")
+    if options.verdict is not None and options.summary is None:
+        raise usage("--verdict goes with --summary; in a file it is a field")
+    if (options.file, options.usage_file) == (_STDIN, _STDIN):
+        raise usage("only one of the files can be standard input")
+    body: object = {"summary": options.summary} if options.file is None else _object(options.file, "--file")
+    if options.verdict is not None:
+        body = {"summary": options.summary, "verdict": options.verdict}
+    answer = _asked({"request": "report", "report": body, "usage": _usage(options.usage_file)})
+    status = str(answer.get("status", ""))
+    told = "the broker had a report on this assignment before, which counts" if status == "duplicate" else ""
+    return Answer(
+        {"status": status, "assignment_id": answer.get("assignment_id")},
+        [output.printable(f"{status}: {told}" if told else status)],
+    )
+
+
+def progress(options: argparse.Namespace) -> Answer:
+    """`progress`: say how it goes, and what the assignment has used."""
+    answer = _asked({"request": "progress", "phase": options.phase, "usage": _usage(options.usage_file)})
+    status, why = str(answer.get("status", "")), str(answer.get("text", ""))
+    crossed = [each for each in answer.get("crossed", ()) if isinstance(each, dict)]
+    lines = [output.printable(f"{status}: {why}" if why else status), *map(_threshold, crossed)]
+    return Answer({"status": status, "crossed": crossed}, lines)
+
+
+def _threshold(crossed: Mapping[str, Any]) -> str:
+    level, metric, observed, threshold = (crossed.get(key) for key in ("level", "metric", "observed", "threshold"))
+    return output.printable(f"{level}: {metric} is {observed}, and the threshold {threshold}")
+
+
+def _usage(name: str | None) -> object:
+    return None if name is None else _object(name, "--usage-file")
+
+
+def _object(name: str, option: str) -> dict[str, Any]:
+    """The JSON object in a file, or on standard input."""
+    import json
+
+    try:
+        if name == _STDIN:
+            content = sys.stdin.buffer.read(MAX_FILE + 1)
+        else:
+            with open(name, "rb") as file:
+                content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise usage(f"{option}: cannot be read: {os.strerror(error.errno or 0)} ({output.printable(name)})") from error
+    if len(content) > MAX_FILE:
+        raise usage(f"{option}: longer than {MAX_FILE} bytes")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise usage(f"{option}: not JSON", "A report in words only: --summary.") from error
+    if not isinstance(found, dict):
+        raise usage(f"{option}: not a JSON object")
+    return found
+
+
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    """Ask the bridge; its answer, where that is no refusal."""
+    address = os.environ.get(SOCKET, "")
+    if not path.isabs(address):
+        text = f"this is not run by a bridge: {SOCKET} is not set"
+        raise usage(text, "Only the command of a worker of a run has something to report.")
+    answer = _exchange(address, {**request, "assignment_id": os.environ.get(ASSIGNMENT) or None})
+    if answer.get("ok") is True:
+        return answer
+    code, text, field = (str(answer.get(key) or "") for key in ("code", "text", "field"))
+    by = "the broker refused it" if answer.get("by") == "broker" else "it was not told to the broker"
+    if code == "not_accepted_yet":
+        by = "not accepted yet"
+    told = f"{by}: {text}" + (f" ({field})" if field and field not in text else "")
+    raise CommandFailure(code or INTERNAL_ERROR, told, _WAYS_OUT.get(code, ""))
+
+
+def _exchange(address: str, request: dict[str, Any]) -> dict[str, Any]:
+    from agent_intercom.wire import codec
+    from agent_intercom.wire.errors import WireError
+    from agent_intercom.wire.peer import peer_credentials
+
+    asked = False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as line, _short(address) as name:
+            line.settimeout(_TIMEOUT)
+            line.connect(name)
+            if peer_credentials(line).uid != os.geteuid():
+                raise CommandFailure("unauthorized", "another user listens at the bridge's address")
+            asked = True
+            line.sendall(codec.encode(request) + b"\n")
+            content = b""
+            while not content.endswith(b"\n"):
+                piece = line.recv(_PIECE)
+                if not piece:
+                    raise ConnectionResetError
+                content += piece
+        answer = codec.decode(content)
+    except (OSError, WireError) as error:
+        text = "the bridge did not answer; it is not known whether it has it" if asked else "the bridge is not there"
+        raise CommandFailure("broker_uncertain" if asked else "broker_not_ready", text, "Try again.") from error
+    if not isinstance(answer, dict):
+        raise CommandFailure(INTERNAL_ERROR, "the bridge answers something else")
+    return answer
+
+
+@contextlib.contextmanager
+def _short(address: str) -> Iterator[str]:
+    """`address` as a path that an address of a socket has room for (unix(7))."""
+    if len(os.fsencode(address)) <= _MAX_ADDRESS:
+        yield address
+        return
+    descriptor = os.open(path.dirname(address), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.basename(address)}"
+    finally:
+        os.close(descriptor)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a command says that a bridge runs: its report, and how it goes (docs/workers.md).
 
-    orchestrate report   (--file FILE | --summary TEXT [--verdict VERDICT]) [--usage-file FILE]
+    orchestrate report   [--file FILE | --summary TEXT [--verdict VERDICT]] [--usage-file FILE]
     orchestrate progress --phase PHASE [--usage-file FILE]
 
-FILE may be `-`, standard input, once. Options of `report`: `file`, `summary`, `verdict`, `usage_file`; of `progress`:
-`phase` (one of `PHASES`), `usage_file`; each None where it is not given. The bridge is found by its environment.
+FILE may be `-`, standard input, once, which is what a report is read from where nothing is said. Options of `report`:
+`file`, `summary`, `verdict`, `usage_file`; of `progress`: `phase`, `usage_file`. The bridge is found by its environment.
 Whatever is printed as accepted was accepted by the broker.
 """
 
@@ -25,7 +25,6 @@ from agent_intercom.cli.orchestrate.answer import INTERNAL_ERROR, Answer, Comman
 
 SOCKET: Final = "AGENT_INTERCOM_BRIDGE_SOCKET"
 ASSIGNMENT: Final = "AGENT_INTERCOM_ASSIGNMENT_ID"
-PHASES: Final = ("thinking", "streaming", "tool", "reporting")
 MAX_FILE: Final = 131_072
 """Bytes of a file that is read: several times what a report may have."""
 
@@ -35,6 +34,10 @@ _TIMEOUT: Final = 35.0
 _MAX_ADDRESS: Final = 100
 _PIECE: Final = 65_536
 _STDIN: Final = "-"
+_NOT_NOW: Final = 3
+_EXITS: Final = {"invalid_protocol": 2, "forbidden": 6, "conflict": 5}
+"""What a refusal ends with, as for workers that are no run's; any other is 3."""
+
 _WAYS_OUT: Final = {
     "invalid_protocol": "Correct it and say it again; docs/workers.md has every field.",
     "forbidden": "Correct it and say it again; docs/workers.md has what each role may say.",
@@ -46,16 +49,16 @@ _WAYS_OUT: Final = {
 
 def report(options: argparse.Namespace) -> Answer:
     """`report`: say the result of the assignment, and what the broker answers."""
-    given = (options.file is not None, options.summary is not None)
-    if sum(given) != 1:
-        raise usage("a report is needed: --file or --summary, and not both")
-    if options.verdict is not None and options.summary is None:
+    file, summary = options.file or _STDIN, options.summary
+    if summary is not None and file != _STDIN:
+        raise usage("--file and --summary are two reports")
+    if options.verdict is not None and summary is None:
         raise usage("--verdict goes with --summary; in a file it is a field")
-    if (options.file, options.usage_file) == (_STDIN, _STDIN):
+    if summary is None and (file, options.usage_file) == (_STDIN, _STDIN):
         raise usage("only one of the files can be standard input")
-    body: object = {"summary": options.summary} if options.file is None else _object(options.file, "--file")
+    body = _object(file, "--file") if summary is None else {"summary": summary}
     if options.verdict is not None:
-        body = {"summary": options.summary, "verdict": options.verdict}
+        body["verdict"] = options.verdict
     answer = _asked({"request": "report", "report": body, "usage": _usage(options.usage_file)})
     status = str(answer.get("status", ""))
     told = "the broker had a report on this assignment before, which counts" if status == "duplicate" else ""
@@ -120,7 +123,7 @@ def _asked(request: dict[str, Any]) -> dict[str, Any]:
     if code == "not_accepted_yet":
         by = "not accepted yet"
     told = f"{by}: {text}" + (f" ({field})" if field and field not in text else "")
-    raise CommandFailure(code or INTERNAL_ERROR, told, _WAYS_OUT.get(code, ""))
+    raise CommandFailure(code or INTERNAL_ERROR, told, _WAYS_OUT.get(code, ""), _EXITS.get(code, _NOT_NOW))
 
 
 def _exchange(address: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +149,8 @@ def _exchange(address: str, request: dict[str, Any]) -> dict[str, Any]:
         answer = codec.decode(content)
     except (OSError, WireError) as error:
         text = "the bridge did not answer; it is not known whether it has it" if asked else "the bridge is not there"
-        raise CommandFailure("broker_uncertain" if asked else "broker_not_ready", text, "Try again.") from error
+        code = "broker_uncertain" if asked else "broker_not_ready"
+        raise CommandFailure(code, text, "Try again.", _NOT_NOW) from error
     if not isinstance(answer, dict):
         raise CommandFailure(INTERNAL_ERROR, "the bridge answers something else")
     return answer

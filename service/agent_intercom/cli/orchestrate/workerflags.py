@@ -52,6 +52,9 @@ def add_reporting(adding: Adding, lazy: Lazy) -> None:
     ) as sub:
         sub.description = "Report what became of an assignment. For the command of a worker in a run."
         sub.add_argument("--file", metavar="FILE", default="-", help="the report, JSON; - reads standard input (-)")
+        sub.add_argument("--summary", metavar="TEXT", help="a report that is only this text, instead of --file")
+        sub.add_argument("--verdict", metavar="VERDICT", help="with --summary: what the role decides")
+        sub.add_argument("--usage-file", metavar="FILE", help="what it has used, JSON; - reads standard input")
     with adding.command(
         "progress", lazy("reporting", "progress"), "tell what a worker is at", "progress --phase tool"
     ) as sub:

@@ -12,6 +12,7 @@ import pytest
 from agent_intercom.orchestration import capsules, contract, prompts
 from agent_intercom.orchestration.contract import DJANGO, IMPLEMENTER, PLAYWRIGHT, PROBE, REVIEWER, ROLES
 from agent_intercom.orchestration.prompts import system_prompt
+from agent_intercom.workers.contract import SCRATCH_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Path(prompts.__file__).parent
@@ -83,6 +84,12 @@ PARTS = {
         *("- `advisory_approved`:", "- `issues_found`:"),
     ],
 }
+READ_ONLY = [
+    "Where the kernel can, it keeps you from changing any file of the project or of the home",
+    f"Yours is the directory that `{SCRATCH_ENVIRONMENT}` names",
+    "`orchestrate worker checkout` makes one in that directory and prints its path first",
+    "In reports, paths are those of the project",
+]
 
 
 def flat(text: str) -> str:
@@ -105,6 +112,8 @@ def test_a_role_is_told_no_part_of_another(role: str) -> None:
         assert f"Report with kind `{contract.report_kind(other)}`" not in text
     read_only = "You are read-only: change no tracked file, no dependency" in text.replace("file and no", "file, no")
     assert read_only == (role != IMPLEMENTER)
+    for phrase in READ_ONLY:
+        assert (phrase in text) == (role != IMPLEMENTER)
     assert ("`changed_paths` has" in text) == (role == IMPLEMENTER)
 
 
@@ -155,7 +164,7 @@ def test_a_path_cannot_begin_a_line() -> None:
 
 
 def test_another_role_has_no_prompt() -> None:
-    for name in ("common", "plan", "../prompts/probe", ""):
+    for name in ("common", "plan", "readonly", "../prompts/probe", ""):
         with pytest.raises(ValueError, match="no such role"):
             system_prompt(name, PROJECT)
 
@@ -178,7 +187,7 @@ def test_every_prompt_is_short() -> None:
 
 
 def test_files_are_those_of_the_roles_and_are_installed() -> None:
-    assert {path.stem for path in FILES.glob("*.md")} == {*ROLES, "common", "plan"}
+    assert {path.stem for path in FILES.glob("*.md")} == {*ROLES, "common", "plan", "readonly"}
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     # hatchling puts every file of a package into the wheel, unless it is told otherwise.
     assert build["targets"]["wheel"] == {"packages": ["service/agent_intercom"]}

@@ -2,8 +2,8 @@
 """The system prompts of the roles (orchestration spec, section 13). They are Markdown files beside this module.
 
 `common.md` is what every role is told and has `$role`, `$project` and `$part`, for which the role's own file is put
-in. That of the implementer has `$plan`, for `plan.md` in a run that begins with a plan. A task is never in them: it
-comes in the baseline.
+in. That of the implementer has `$plan`, for `plan.md` in a run that begins with a plan; `readonly.md` follows those of
+all others. A task is never in them: it comes in the baseline.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def system_prompt(role: str, project: str, plan_first: bool = True) -> str:
     part = _text(role)
     if role == IMPLEMENTER:
         part = Template(part).substitute(plan=f"\n\n{_text('plan')}" if plan_first else "")
+    else:
+        part += f"\n\n{_text('readonly')}"
     # A line end in a path would begin a line of the prompt.
     shown = project if project.isprintable() else json.dumps(project)
     return Template(_text("common")).substitute(role=role, project=shown, part=part) + "\n"

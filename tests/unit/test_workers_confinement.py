@@ -501,7 +501,23 @@ FILES = ("files-read-only", "mounts-off", "tracing-own", "no-new-privileges")
 def test_words_say_what_a_kernel_enforces(abi: int, words: tuple[str, ...]) -> None:
     assert confinement.plan(Confinement([], network=False), abi) == words
     assert confinement.plan(Confinement([]), abi) == tuple(word for word in words if word != "tcp-off")
+    everywhere = tuple(word for word in words if not word.startswith("files-"))
+    assert confinement.plan(Confinement(["/"], network=False), abi) == everywhere
     assert confinement.plan(None, abi) == ("nothing",)
+
+
+@needs(4)
+def test_a_worker_may_write_everywhere_without_network(place: Place) -> None:
+    results = place.run(
+        """
+        attempt("write", lambda: write(project + "/file"))
+        attempt("device", lambda: write("/dev/null"))
+        attempt("connect", lambda: socket.create_connection(("127.0.0.1", 9)))
+        """,
+        writable=[Path("/")],
+        network=False,
+    )
+    assert results == {"write": "done", "device": "done", "connect": "EACCES"}
 
 
 def test_what_is_required_and_cannot_be_is_refused() -> None:

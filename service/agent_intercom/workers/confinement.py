@@ -47,10 +47,15 @@ def abi() -> int:
 
 
 def plan(confinement: Confinement | None, abi: int) -> tuple[str, ...]:
-    """The words of what a kernel with this ABI enforces; `nothing` for a worker that is not confined."""
+    """The words of what a kernel with this ABI enforces; `nothing` for a worker that is not confined.
+
+    A worker that may write everywhere (`/` is one of `writable`) is without the word of files.
+    """
     if confinement is None or abi < 1:
         return (NOTHING,)
-    words = [FILES if abi >= 3 else FILES_BUT_TRUNCATION, MOUNTS, TRACING, NO_NEW_PRIVILEGES]
+    files = FILES if abi >= 3 else FILES_BUT_TRUNCATION
+    everywhere = any(path.normpath(name).strip("/") == "" for name in confinement.writable)
+    words = [*([] if everywhere else [files]), MOUNTS, TRACING, NO_NEW_PRIVILEGES]
     if not confinement.network and abi >= 4:
         words.append(TCP)
     if abi >= 5:

@@ -104,6 +104,7 @@ class Scopes:
         self._changed: list[Changed] = []
         self._returned: list[Callable[[], None]] = []
         self._results: dict[str, str] = {}
+        self._starting: set[str] = set()
         self._returning: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -127,7 +128,7 @@ class Scopes:
         await self._stack.aclose()
 
     def changes(self, callback: Changed) -> None:
-        """Have changes of every scope unit of the user's told, ours or not.
+        """Have changes of every scope unit of the user's told, ours or not; of one of ours first that it is active.
 
         That is the only place where the result of a unit that is collected at its end can be read.
         """
@@ -160,12 +161,14 @@ class Scopes:
             who: tuple[str, Variant] = ("PIDFDs", ("ah", [named])) if named >= 0 else ("PIDs", ("au", [pid]))
             given = [*properties.items(), who]
             try:
+                self._starting.add(unit)
                 await self._job(unit, timeout, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", given, [])
                 return await self._verified(unit, identity)
             except (JobFailed, NotPlaced):
                 await self._withdraw(unit)
                 raise
         finally:
+            self._starting.discard(unit)
             if named >= 0:
                 os.close(named)
 
@@ -348,7 +351,12 @@ class Scopes:
         elif interface == _UNIT and "ActiveState" in properties:
             active, sub = (str(properties.get(name, ("s", ""))[1]) for name in ("ActiveState", "SubState"))
             result = self._results.get(unit, "")
-            if active in _ENDED:
+            if active not in _ENDED:
+                self._starting.discard(unit)
+            elif unit in self._starting:
+                # It has not begun yet.
+                return
+            else:
                 self._results.pop(unit, None)
             for callback in self._changed:
                 callback(unit, active, sub, result)

@@ -259,18 +259,28 @@ def test_variables_of_a_hook_do_not_count(project: Path, scratch: Path, monkeypa
         ("project/a.py", "scratch", "directory"),
         ("scratch/in", "scratch", "directory"),
         ("project", "missing", "scratch"),
-        ("project/sub", "project/sub/scratch", "scratch"),
+        ("plain", "plain/scratch", "scratch"),
     ],
 )
 @pytest.mark.usefixtures("scratch")
 def test_what_cannot_be_copied_is_refused(project: Path, tmp_path: Path, source: str, place: str, field: str) -> None:
-    for name in ("scratch/in", "project/sub/scratch"):
-        (tmp_path / name).mkdir()
+    for name in ("scratch/in", "plain/scratch"):
+        (tmp_path / name).mkdir(parents=True)
     with pytest.raises(WorkerError) as caught:
         checkout.make(f"{tmp_path}/{source}", f"{tmp_path}/{place}")
     assert (caught.value.code, caught.value.field) == (Code.INVALID, field)
     assert str(tmp_path) not in str(caught.value)
-    assert not (project / "sub" / "scratch" / "worktree").exists()
+    assert not (tmp_path / "plain" / "scratch" / "worktree").exists()
+
+
+def test_scratch_in_a_repository_is_not_copied(project: Path) -> None:
+    """Where a home is one, so is what is in it."""
+    scratch = project / "state" / "scratch"
+    write(project, {"state/scratch/temporary": "t", "state/other": "o"})
+    for _ in range(2):
+        copy = Path(checkout.make(str(project), str(scratch)).root)
+        assert {name for name in files(copy) if name.startswith("state")} == {"state/other"}
+    assert (scratch / "temporary").exists()
 
 
 def test_a_damaged_repository_is_refused_and_leaves_nothing(project: Path, scratch: Path) -> None:

@@ -64,11 +64,12 @@ class Checkout(NamedTuple):
 
 
 class _Tree:
-    """A copy in the making, of `source` at `target`."""
+    """A copy in the making, of `source` at `target`, without what is in `scratch`."""
 
-    def __init__(self, source: str, target: str) -> None:
+    def __init__(self, source: str, target: str, scratch: str) -> None:
         self.source = source
         self.target = target
+        self._scratch = scratch
         self.files = self.links = self.left_out = 0
         self._directories: dict[str, bool] = {"": True}
         os.mkdir(target, 0o700)
@@ -76,6 +77,8 @@ class _Tree:
     def copy(self, name: str) -> None:
         """Copy the file or link `name`. What has gone meanwhile, or is of another kind, is passed over."""
         origin, place = path.join(self.source, name), path.join(self.target, name)
+        if _below(origin, self._scratch):
+            return
         try:
             if not self._parent(path.dirname(name)):
                 return
@@ -95,7 +98,7 @@ class _Tree:
 
     def link(self, name: str) -> None:
         """Have `name` lead to the original."""
-        if self._parent(path.dirname(name)):
+        if not _below(path.join(self.source, name), self._scratch) and self._parent(path.dirname(name)):
             with contextlib.suppress(FileExistsError):
                 os.symlink(path.join(self.source, name), path.join(self.target, name))
                 self.links += 1
@@ -131,7 +134,7 @@ def make(source: str, scratch: str) -> Checkout:
         raise WorkerError(Code.INVALID, "the scratch directory is not there", "scratch")
     if not path.isdir(source):
         raise WorkerError(Code.INVALID, "the directory to copy is not there", "directory")
-    if f"{source}/".startswith(f"{scratch}/"):
+    if _below(source, scratch):
         raise WorkerError(Code.INVALID, "the directory to copy is in the scratch directory", "directory")
     try:
         lock = privatefiles.lock(path.join(scratch, _LOCK))
@@ -167,11 +170,11 @@ def _make(source: str, scratch: str) -> Checkout:
     for rest in (new, old):
         discard(rest)
     top = _top(source)
-    if f"{scratch}/".startswith(f"{top or source}/"):
-        # The copy would be copied, and a worker that may write here needs none.
+    if top is None and _below(scratch, source):
+        # Nobody tells what of all that is a project: this may be a whole home.
         raise WorkerError(Code.INVALID, "the scratch directory is in the directory to copy", "scratch")
     try:
-        tree = _Tree(top or source, new)
+        tree = _Tree(top or source, new, scratch)
         if top is None:
             _copy_all(tree, "")
         else:
@@ -311,6 +314,10 @@ def _entries(directory: str) -> Iterable[os.DirEntry[str]]:
             return list(found)
     except (PermissionError, FileNotFoundError, NotADirectoryError):
         return ()
+
+
+def _below(name: str, directory: str) -> bool:
+    return f"{name}/".startswith(f"{directory.rstrip('/')}/")
 
 
 def _name(error: OSError) -> str:

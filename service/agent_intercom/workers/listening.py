@@ -85,6 +85,7 @@ class Peer(asyncio.Protocol):
         self._room.set()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -120,6 +121,13 @@ class Peer(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._room.set()
 
+    def stop(self) -> None:
+        """Answer what is being carried out, and nothing after it."""
+        self._waiting.clear()
+        self._stopped = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
     def abort(self) -> None:
         """Hang up at once."""
         if self._transport is not None:
@@ -137,7 +145,7 @@ class Peer(asyncio.Protocol):
                 await self._arrived.wait()
                 continue
             payload = self._waiting.popleft()
-            if len(self._waiting) <= _MAX_WAITING and self._transport is not None:
+            if len(self._waiting) <= _MAX_WAITING and self._transport is not None and not self._stopped:
                 self._transport.resume_reading()
             try:
                 answer = await self._handler(payload, self.origin, self)
@@ -180,8 +188,10 @@ class Door:
         return bool(self._listeners and select.select(self._listeners, [], [], 0)[0])
 
     def shut(self) -> None:
-        """Accept nobody from here on: who connects waits in the queue, for the next service. Listeners stay open."""
+        """Serve nobody from here on: who connects waits in the queue, for the next service. Listeners stay open."""
         self._open = False
+        for peer in self._peers:
+            peer.stop()
         if self._retry is not None:
             self._retry.cancel()
         for listener in self._listeners:

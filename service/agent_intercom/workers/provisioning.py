@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start protocol (managed-workers spec, section 9.3): nothing private leaves before the process is where it belongs.
+"""The start protocol (managed-workers spec, section 9.3): nothing private leaves before a process is where it belongs.
 
 The row is there already. A launcher is forked that knows nothing and waits at its gate; systemd puts it into a scope
 unit; that is verified and written down; only then is it told what to become. Whatever fails leaves no unit, no process

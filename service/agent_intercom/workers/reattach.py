@@ -168,7 +168,9 @@ async def _passed(pidfd: int | None, pid: int) -> bool:
 async def _never_ran(service: Service, worker: Worker) -> None:
     """End what there is of a start that did not come to its end. A launcher without a service ends by itself."""
     try:
-        await ending.end(service.managers, worker.unit, worker.placed.control_group if worker.placed else "", frozen=False)
+        await ending.end(
+            service.managers, worker.unit, worker.placed.control_group if worker.placed else "", frozen=False
+        )
     except WorkerError as error:
         service.registry.unreachable(worker.incarnation, error.code, now_ms())
         service.record()

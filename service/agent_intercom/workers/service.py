@@ -2,8 +2,8 @@
 """The shell around the registry: what it decides is written down, carried out and watched (managed-workers spec, 9).
 
 The registry decides, the store remembers, systemd and the kernel prove. In that order: nothing is done before the row
-that says so is on the disk, and nothing is said to be done before it is proved. Starts go on side by side; of one worker
-there is one operation at a time.
+that says so is on the disk, and nothing is said to be done before it is proved. Starts go on side by side; of one
+worker there is one operation at a time.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 from agent_intercom.host import faults
-from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.workers import contract, ending, places, provisioning
 from agent_intercom.workers.contract import TERMINAL, Code, Outcome, State, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers, explained
+from agent_intercom.workers.provisioning import Order
 from agent_intercom.workers.records import Placed, Worker
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.spawning import Gated
-from agent_intercom.workers.provisioning import Order
 from agent_intercom.workers.terms import Caller, Changes
 from agent_intercom.workers.watching import Watch, now_ms
 
@@ -43,7 +42,7 @@ class Keeper(Protocol):
 
 class Running(NamedTuple):
     """An incarnation that is watched: what sees it, and the directories that are its own. `done` is set when it has
-    ended and its files are gone; `dirty` becomes whether its working tree had changes when it was stopped."""
+    ended and its files are gone; `dirty` gets whether its working tree had changes when it was stopped."""
 
     watch: Watch
     place: str
@@ -56,7 +55,7 @@ class Running(NamedTuple):
 class Service:
     """All managed workers of one user.
 
-    `launcher` is the program that becomes a worker. `changed` is called after each change that was written down.
+    `launcher` is the program that becomes a worker. `on_change` is called after each change that was written down.
     """
 
     def __init__(
@@ -247,13 +246,11 @@ class Service:
             places.exit_file(place),
             leader,
             remain=lambda: self._children_remain(incarnation),
-            gone=lambda: self.spawn(self._gone(incarnation)),
+            gone=lambda: self._go_after(incarnation),
         )
         self.running[incarnation] = Running(watch, place, scratch, directory, asyncio.Event(), [])
 
-    def attach(
-        self, worker: Worker, placed: Placed, leader: int | None, scratch: str, directory: str
-    ) -> None:
+    def attach(self, worker: Worker, placed: Placed, leader: int | None, scratch: str, directory: str) -> None:
         """Watch a worker that an earlier service has started. `leader` is a pidfd of its shim; None: it has ended."""
         self._watch(worker, placed, leader, self.place_of(worker), scratch, directory)
 
@@ -266,6 +263,9 @@ class Service:
         self.registry.children_remain(incarnation, running.watch.ending("", now_ms()), now_ms())
         self.record()
         self.journal.emit(Event.WORKER_CHILDREN_REMAIN, worker=worker.id)
+
+    def _go_after(self, incarnation: str) -> None:
+        self.spawn(self._gone(incarnation))
 
     async def _gone(self, incarnation: str) -> None:
         """Nobody is left of an incarnation: say so, and take away what was its own."""
@@ -328,8 +328,8 @@ class Service:
             cgroup = now.placed.control_group if now.placed is not None else ""
             if running is not None and now.run is None and running.directory:
                 changed = await ending.dirty(running.directory)
-                running.dirty += [] if changed is None else [changed]
-            frozen = now.state == State.PAUSED or now.interrupted == State.PAUSED
+                running.dirty.extend([] if changed is None else [changed])
+            frozen = State.PAUSED in (now.state, now.interrupted)
             try:
                 await ending.end(self.managers, now.unit, cgroup, frozen=frozen)
             except WorkerError as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watching one incarnation of a worker until nothing of it is left (managed-workers spec, section 9.4).
 
-systemd never tells how a process of a scope unit ended, and its signals come in no certain order. So there are several
-sources, each for what it alone can prove: the pidfd of the shim tells that the leader ended and, to its parent, how; the
-exit file tells how the command ended, also to a service that came later; `cgroup.events` tells that everybody has gone;
-the counters of the control group and systemd's Result tell that memory ran out.
+systemd never tells how a process of a scope unit ended, and its signals come in no certain order. So there are
+several sources, each for what it alone can prove: the pidfd of the shim that the leader ended and, to its parent, how;
+the exit file how the command ended, also to a service that came later; `cgroup.events` that everybody has gone; the
+counters of the control group and systemd's Result that memory ran out.
 
 Nothing here looks again and again: every source is a descriptor that becomes ready.
 """
@@ -32,8 +32,8 @@ OOM_RESULT: Final = "oom-kill"
 class Watch:
     """What is seen of one incarnation that is in its scope unit.
 
-    `leader` is the shim: its launcher where this process is its parent, else a pidfd of it, which becomes this object's;
-    None where it has ended. `remain` is called when the shim has ended and others are left after a moment, `gone` once,
+    `leader` is the shim: its launcher where this process is its parent, else a pidfd, which becomes this object's; None
+    where it has ended. `remain` is called when the shim has ended and others are left after a moment, `gone` once,
     when nobody is left; neither from within the constructor. `close` ends it before.
     """
 

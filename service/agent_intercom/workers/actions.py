@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actions of the worker service, one method for each (managed-workers spec, sections 1.2 and 1.9).
+
+A method gets who asks, as the kernel or else they themselves tell it, and its parameters, and returns the JSON of its
+result. What changes something is written down before it is done, and done before it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from agent_intercom.workers import contract, orders, places, removing
+from agent_intercom.workers.answers import told
+from agent_intercom.workers.contract import TERMINAL, Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.looking import Looking
+from agent_intercom.workers.places import Place
+from agent_intercom.workers.provisioning import Order
+from agent_intercom.workers.records import Grant, Worker
+from agent_intercom.workers.registry import reached
+from agent_intercom.workers.terms import Caller, Stopping, Wanted
+from agent_intercom.workers.watching import now_ms
+
+if TYPE_CHECKING:
+    from agent_intercom.workers.service import Service
+
+MAX_TASK: Final = 262_144
+"""Characters of a task."""
+
+MAX_WAIT_MS: Final = 24 * 3_600_000
+
+Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Duration = Annotated[int, msgspec.Meta(ge=0, le=10 * 366 * 86_400_000)]
+
+
+class Durations(msgspec.Struct, forbid_unknown_fields=True):
+    idle_ms: _Duration | None = None
+    grace_ms: _Duration | None = None
+    warning_ms: _Duration | None = None
+    runtime_ms: _Duration | None = None
+
+
+class Start(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    command: list[str]
+    directory: str
+    environment: dict[str, str]
+    driver: str = "command"
+    name: str | None = None
+    role: str | None = None
+    task: Annotated[str, msgspec.Meta(max_length=MAX_TASK)] | None = None
+    writable: list[str] | None = None
+    network: bool = True
+    memory_max: _Positive | None = None
+    memory_high: _Positive | None = None
+    tasks_max: _Positive | None = None
+    lifetimes: Durations = msgspec.field(default_factory=Durations)
+    grant: Grant | None = None
+    keep_output: bool = False
+    key: str | None = None
+
+
+class StartRole(msgspec.Struct, forbid_unknown_fields=True):
+    run: str
+    role: str
+    generation: _Positive
+
+
+class StopRole(msgspec.Struct, forbid_unknown_fields=True):
+    run: str
+    role: str
+
+
+class One(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+
+
+class Again(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+    fresh: bool = False
+
+
+class Rename(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+    name: str
+
+
+class Renew(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str | None = None
+
+
+class Wait(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+    until: str
+    timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
+
+
+class Notify(msgspec.Struct, forbid_unknown_fields=True):
+    state: str
+
+
+class Actions:
+    """What can be asked for. `known` has the parameters and the method of each action, and whether it changes anything."""
+
+    def __init__(self, service: Service, library: str) -> None:
+        self._service = service
+        self._registry = service.registry
+        self._library = library
+        looking = Looking(service)
+        going = removing.Removing(service)
+        self.known: dict[str, tuple[type[msgspec.Struct], Method, bool]] = {
+            "start": (Start, self._start, True),
+            "start_role": (StartRole, self._start_role, True),
+            "stop_role": (StopRole, self._stop_role, True),
+            "stop": (One, self._stop, True),
+            "restart": (Again, self._restart, True),
+            "pause": (One, self._pause, True),
+            "resume": (One, self._resume, True),
+            "rename": (Rename, self._rename, True),
+            "adopt": (One, self._adopt, True),
+            "release": (One, self._release, True),
+            "renew": (Renew, self._renew, True),
+            "notify": (Notify, self._notify, True),
+            "wait": (Wait, self._wait, False),
+            **looking.known,
+            **going.known,
+        }
+
+    def inside(self, incarnation: str) -> Caller:
+        """Who a process is that is in a worker's scope unit. Raises WorkerError `forbidden` for one of nobody's."""
+        worker = self._registry.of(incarnation)
+        if worker is None or worker.state in TERMINAL:
+            raise WorkerError(Code.FORBIDDEN, "you are in the unit of a worker that is not known")
+        return Caller(worker=incarnation)
+
+    # Starting
+
+    async def _start(self, caller: Caller, asked: Start) -> dict[str, Any]:
+        place, parent = self._place(caller, asked)
+        await self._admit()
+        durations = asked.lifetimes
+        wanted = Wanted(
+            driver=asked.driver,
+            name=asked.name,
+            role=asked.role or "",
+            directory_digest=orders.digest(place.directory),
+            within=orders.within(place.directory),
+            task_digest="" if asked.task is None else orders.digest(asked.task),
+            task_length=len(asked.task or ""),
+            idle_ms=durations.idle_ms,
+            warning_ms=durations.warning_ms,
+            grace_ms=durations.grace_ms,
+            runtime_ms=durations.runtime_ms,
+            grant=asked.grant,
+            key=asked.key,
+        )
+        started = self._registry.start(caller, wanted, now_ms())
+        if started.repeated:
+            return {"worker": told(started.worker)}
+        self._service.commit()
+
+        def prepare(worker: Worker) -> Order:
+            return orders.of_person(
+                worker,
+                place,
+                runtime_dir=self._service.runtime_dir,
+                state_dir=self._service.state_dir,
+                parent_unit=None if parent is None else parent.unit,
+                task=asked.task,
+            )
+
+        return {"worker": told(await self._service.carry_out(self._service.begin(started.worker, prepare)))}
+
+    def _place(self, caller: Caller, asked: Start) -> tuple[Place, Worker | None]:
+        """What a worker is to be started with, and who its parent is."""
+        place = Place(
+            arguments=tuple(asked.command),
+            directory=asked.directory,
+            environment=asked.environment,
+            scope=caller.scope,
+            session=caller.session or "",
+            writable=None if asked.writable is None else tuple(asked.writable),
+            network=asked.network,
+            memory_max=asked.memory_max,
+            memory_high=asked.memory_high,
+            tasks_max=asked.tasks_max,
+            keep_output=asked.keep_output,
+            task=asked.task is not None,
+        )
+        orders.check(place)
+        place = orders.settled(place)
+        if caller.worker is None:
+            return place, None
+        parent = self._registry.of(caller.worker)
+        if parent is None or parent.run is not None:
+            raise WorkerError(Code.GRANT, "a worker of a run has no grant to start others", "grant")
+        own = places.read(self._service.place_of(parent))
+        return orders.narrowed(place, own, places.scratch_of(self._service.state_dir, parent.incarnation)), parent
+
+    async def _admit(self) -> None:
+        """Raise WorkerError where systemd does not answer, or has more to do than it should (section 2.4)."""
+        from agent_intercom.workers.managers import explained
+
+        scopes = await self._service.managers.scopes()
+        async with explained(Code.BUSY, "the user's service manager cannot be asked"):
+            jobs = await scopes.jobs()
+        if jobs > contract.Limits().jobs:
+            raise WorkerError(Code.BUSY, f"the user's service manager has {jobs} jobs to do: try again later", "jobs")
+
+    async def _start_role(self, caller: Caller, asked: StartRole) -> dict[str, Any]:
+        _outside(caller)
+        from agent_intercom.workers import runworker
+
+        # Before there is a row: what a run cannot be started with is refused without a trace.
+        first = runworker.prepare(
+            self._service.runtime_dir, asked.run, asked.role, asked.generation, "0" * 12, library=self._library
+        )
+        await self._admit()
+        wanted = Wanted(
+            driver=first.driver,
+            role=asked.role,
+            run=asked.run,
+            generation=asked.generation,
+            directory_digest=orders.digest(first.launch.directory),
+            runtime_ms=first.runtime_ms,
+        )
+        scope = first.launch.environment.get(contract.SCOPE_ENVIRONMENT)
+        worker = self._registry.start(caller._replace(scope=scope), wanted, now_ms()).worker
+        self._service.commit()
+
+        def prepare(row: Worker) -> Order:
+            return orders.of_role(row, self._service.runtime_dir, self._library)
+
+        return {"worker": told(await self._service.carry_out(self._service.begin(worker, prepare)))}
+
+    async def _stop_role(self, caller: Caller, asked: StopRole) -> dict[str, Any]:
+        _outside(caller)
+        fenced = self._registry.stop_role(caller, asked.run, asked.role, now_ms())
+        self._service.commit()
+        ended = await asyncio.shield(self._service.spawn(self._service.end_all(fenced)))
+        return {"stopped": [told(worker) for worker in ended]}
+
+    # Ending and starting again
+
+    async def _stop(self, caller: Caller, asked: One) -> dict[str, Any]:
+        stopping = self._registry.stop(caller, asked.worker, now_ms())
+        self._service.commit()
+        return await self._end(stopping)
+
+    async def _end(self, stopping: Stopping) -> dict[str, Any]:
+        ended = await asyncio.shield(self._service.spawn(self._service.end_all(stopping.fenced)))
+        now = self._registry.get(stopping.worker.id) or stopping.worker
+        return {"worker": told(now), "stopped": [told(worker) for worker in ended]}
+
+    async def _restart(self, caller: Caller, asked: Again) -> dict[str, Any]:
+        seen = self._registry.find(caller, asked.worker)
+        place = None if seen.run is not None else places.read(self._service.place_of(seen))
+        await self._admit()
+        stopping = self._registry.restart(caller, asked.worker, now_ms())
+        assert place is not None
+        self._service.commit()
+        return await asyncio.shield(self._service.spawn(self._again(caller, stopping, place, asked.fresh)))
+
+    async def _again(self, caller: Caller, stopping: Stopping, place: Place, fresh: bool) -> dict[str, Any]:
+        ended = await self._service.end_all(stopping.fenced)
+        old = stopping.worker
+        worker = self._registry.again(caller, old.id, old.incarnation, now_ms())
+        self._service.commit()
+        parent = self._registry.of(worker.parent) if worker.parent is not None else None
+
+        def prepare(row: Worker) -> Order:
+            return orders.of_person(
+                row,
+                place,
+                runtime_dir=self._service.runtime_dir,
+                state_dir=self._service.state_dir,
+                parent_unit=None if parent is None else parent.unit,
+                fresh=fresh,
+                again=True,
+            )
+
+        begun = await self._service.begin(worker, prepare)
+        return {"worker": told(begun), "stopped": [told(each) for each in ended]}
+
+    async def _pause(self, caller: Caller, asked: One) -> dict[str, Any]:
+        worker = self._registry.pause(caller, asked.worker, now_ms())
+        return {"worker": told(await self._service.carry_out(self._service.pause(worker)))}
+
+    async def _resume(self, caller: Caller, asked: One) -> dict[str, Any]:
+        worker = self._registry.resume(caller, asked.worker, now_ms())
+        return {"worker": told(await self._service.carry_out(self._service.resume(worker)))}
+
+    # Whose it is
+
+    async def _rename(self, caller: Caller, asked: Rename) -> dict[str, Any]:
+        return self._changed(self._registry.rename(caller, asked.worker, asked.name, now_ms()))
+
+    async def _adopt(self, caller: Caller, asked: One) -> dict[str, Any]:
+        return self._changed(self._registry.adopt(caller, asked.worker, now_ms()))
+
+    async def _release(self, caller: Caller, asked: One) -> dict[str, Any]:
+        return self._changed(self._registry.release(caller, asked.worker, now_ms()))
+
+    async def _renew(self, caller: Caller, asked: Renew) -> dict[str, Any]:
+        renewed = self._registry.renew(caller, asked.worker, now_ms())
+        self._service.commit()
+        return {"workers": [told(worker) for worker in renewed]}
+
+    async def _notify(self, caller: Caller, asked: Notify) -> dict[str, Any]:
+        return self._changed(self._registry.notify(caller, asked.state, now_ms()))
+
+    def _changed(self, worker: Worker) -> dict[str, Any]:
+        self._service.commit()
+        return {"worker": told(worker)}
+
+    # Waiting
+
+    async def _wait(self, caller: Caller, asked: Wait) -> dict[str, Any]:
+        worker = self._registry.find(caller, asked.worker)
+        found = reached(worker, asked.until)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + asked.timeout_ms / 1000
+        while not found and worker.state not in TERMINAL and (left := deadline - loop.time()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._service.change()
+            except TimeoutError:
+                break
+            # By its id: its name may be another's by now.
+            worker = self._registry.find(caller, worker.id)
+            found = reached(worker, asked.until)
+        return {"worker": told(worker), "reached": found}
+
+
+def _outside(caller: Caller) -> None:
+    if caller.worker is not None:
+        raise WorkerError(Code.FORBIDDEN, "workers of a run are started and ended by the run alone", "run")

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actions of the worker service that change nothing: list, status, logs and health."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from agent_intercom import __version__
+from agent_intercom.host import cgroups, processes
+from agent_intercom.host.manager import ManagerError
+from agent_intercom.workers import confinement, places, ring
+from agent_intercom.workers.answers import told
+from agent_intercom.workers.contract import TERMINAL
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.spec import Confinement
+from agent_intercom.workers.terms import Caller
+from agent_intercom.workers.watching import now_ms
+
+if TYPE_CHECKING:
+    from agent_intercom.workers.records import Worker
+    from agent_intercom.workers.service import Service
+
+OUTPUT_MAX: Final = 262_144
+"""Bytes of a worker's output that are told at most."""
+
+Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]
+
+
+class List(msgspec.Struct, forbid_unknown_fields=True):
+    all: bool = False
+    history: bool = False
+
+
+class Status(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+
+
+class Logs(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+    lines: Annotated[int, msgspec.Meta(ge=1, le=500)] = 80
+    output: bool = False
+
+
+class Health(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class Looking:
+    """What is there. `known` is as that of `Actions`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = service.registry
+        self.known: dict[str, tuple[type[msgspec.Struct], Method, bool]] = {
+            "list": (List, self._list, False),
+            "status": (Status, self._status, False),
+            "logs": (Logs, self._logs, False),
+            "health": (Health, self._health, False),
+        }
+
+    async def _list(self, caller: Caller, asked: List) -> dict[str, Any]:
+        listed = self._registry.list(caller, now_ms(), everyone=asked.all, history=asked.history)
+        return {"workers": [told(worker) for worker in listed.workers], "hidden": listed.hidden}
+
+    async def _status(self, caller: Caller, asked: Status) -> dict[str, Any]:
+        worker = self._registry.find(caller, asked.worker)
+        if worker.state in TERMINAL or worker.placed is None:
+            return {"worker": told(worker), "processes": [], "unit": None}
+        group = worker.placed.control_group
+        found = processes.names(cgroups.members(group))
+        return {
+            "worker": told(worker),
+            "processes": [{"pid": pid, "name": name} for pid, name in found],
+            "unit": await self._unit(worker, group),
+        }
+
+    async def _unit(self, worker: Worker, group: str) -> dict[str, Any] | None:
+        try:
+            state = await (await self._service.managers.scopes()).state(worker.unit)
+        except (WorkerError, ManagerError):
+            return None
+        if state is None:
+            return None
+        return {
+            "active": state.active,
+            "sub": state.sub,
+            "result": state.result,
+            "freezer": state.freezer,
+            "memory_bytes": _number(group, "memory.current"),
+            "tasks": _number(group, "pids.current"),
+            "cpu_usec": cgroups.cpu_usec(group),
+        }
+
+    async def _logs(self, caller: Caller, asked: Logs) -> dict[str, Any]:
+        worker = self._registry.readable(caller, asked.worker)
+        events = [msgspec.to_builtins(event) for event in self._registry.events(worker.id, asked.lines)]
+        output = await asyncio.to_thread(self._output, worker, asked.lines) if asked.output else None
+        return {"events": events, "output": output}
+
+    def _output(self, worker: Worker, lines: int) -> str | None:
+        """The end of what a worker has printed; None where nobody keeps it."""
+        if worker.run is not None:
+            return None
+        place = self._service.place_of(worker)
+        try:
+            if not places.read(place).keep_output:
+                return None
+            content = ring.read(places.output_directory(place), OUTPUT_MAX)
+        except (WorkerError, OSError):
+            return None
+        return "".join(content.decode("utf-8", "replace").splitlines(keepends=True)[-lines:])
+
+    async def _health(self, caller: Caller, asked: Health) -> dict[str, Any]:
+        systemd = None
+        try:
+            systemd = await (await self._service.managers.scopes()).version()
+        except (WorkerError, ManagerError):
+            # It is told as what it is: nothing that could be asked.
+            systemd = None
+        return {
+            "version": __version__,
+            "live": len(self._registry.live()),
+            "systemd": systemd,
+            "confinement": list(confinement.plan(Confinement((), False), confinement.abi())),
+        }
+
+
+def _number(group: str, name: str) -> int | None:
+    directory = cgroups.directory(group)
+    try:
+        with open(f"{directory}/{name}", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what was asked for to a start that can be carried out: the place, the scratch directory and all that is in them.
+
+What a worker outside runs is started with is written into its place, in memory, and read from there for a restart. What
+a worker of a run is started with, `runworker` reads where the run keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from os import path
+from typing import Final
+
+from agent_intercom.host.manager import Variant
+from agent_intercom.workers import confinement, contract, environment, places
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.places import Place
+from agent_intercom.workers.provisioning import Order
+from agent_intercom.workers.records import Worker
+from agent_intercom.workers.spec import Confinement, Launch
+
+FRESH_ENVIRONMENT: Final = "AGENT_INTERCOM_FRESH"
+"""`1` for a worker that is to begin without what it remembers of an earlier start (section 2.8)."""
+
+
+def digest(text: str) -> str:
+    """What stands in the registry for a text that may not."""
+    return hashlib.sha256(os.fsencode(text)).hexdigest()
+
+
+def within(directory: str) -> tuple[str, ...]:
+    """The digests of a directory and of every one above it."""
+    found = [directory]
+    while path.dirname(found[-1]) != found[-1]:
+        found.append(path.dirname(found[-1]))
+    return tuple(map(digest, found))
+
+
+def confined(place: Place) -> Confinement | None:
+    """What the kernel is to refuse a worker outside runs."""
+    return None if place.writable is None else Confinement(place.writable, place.network)
+
+
+def check(place: Place) -> None:
+    """Raise WorkerError where a worker could not be started with this, as far as that shows before it is tried."""
+    if not place.arguments or not place.arguments[0]:
+        raise WorkerError(Code.INVALID, "say which command is to run", "command")
+    if not path.isabs(place.directory) or not path.isdir(place.directory):
+        raise WorkerError(Code.INVALID, "it is not an absolute path of a directory that is there", "directory")
+    if any(not name or "=" in name or "\0" in name + value for name, value in place.environment.items()):
+        raise WorkerError(Code.INVALID, "a variable has a name or a value that none can have", "environment")
+    if any("\0" in argument for argument in place.arguments):
+        raise WorkerError(Code.INVALID, "an argument has a character that none can have", "command")
+    limits = confined(place)
+    if limits is not None:
+        confinement.check(limits, confinement.abi())
+    elif not place.network:
+        raise WorkerError(Code.INVALID, "only a worker that may not write everywhere can be without network", "network")
+    for name, value in (
+        ("memory_max", place.memory_max),
+        ("memory_high", place.memory_high),
+        ("tasks_max", place.tasks_max),
+    ):
+        if value is not None and value < 1:
+            raise WorkerError(Code.INVALID, "a limit is at least 1", name)
+
+
+def settled(place: Place) -> Place:
+    """The same with what the paths lead to now, so that a restart gives exactly that."""
+    directory = path.realpath(place.directory)
+    limits = confined(place)
+    writable = None if limits is None else tuple(confinement.settled(limits).writable)
+    return replaced(place, directory=directory, writable=writable)
+
+
+def replaced(place: Place, **changes: object) -> Place:
+    from msgspec.structs import replace
+
+    return replace(place, **changes)
+
+
+def narrowed(place: Place, parent: Place, scratch: str) -> Place:
+    """What a worker asks for below itself, never wider than what it has. Raises WorkerError `grant_exceeded`.
+
+    Limits that it does not ask for are its own; the scope id and the manager are its own whatever it asks for.
+    """
+    if confinement.wider(confined(place), confined(parent), scratch):
+        raise WorkerError(Code.GRANT, "it may change or reach no more than you may yourself", "writable")
+    return replaced(
+        place,
+        scope=parent.scope,
+        session=parent.session,
+        memory_max=_least(place.memory_max, parent.memory_max),
+        memory_high=_least(place.memory_high, parent.memory_high),
+        tasks_max=_least(place.tasks_max, parent.tasks_max),
+    )
+
+
+def _least(asked: int | None, own: int | None) -> int | None:
+    known = [value for value in (asked, own) if value is not None]
+    return min(known, default=None)
+
+
+def of_person(
+    worker: Worker,
+    place: Place,
+    *,
+    runtime_dir: str,
+    state_dir: str,
+    parent_unit: str | None,
+    task: str | None = None,
+    fresh: bool = False,
+    again: bool = False,
+) -> Order:
+    """The start of a worker outside runs; its place and its scratch directory are made.
+
+    `again`: it was started before, and its place is there. Raises WorkerError; the caller removes what was made.
+    """
+    directory = places.of_worker(runtime_dir, worker.id)
+    scratch = places.scratch_of(state_dir, worker.incarnation)
+    places.make(directory)
+    if not again:
+        places.write(directory, place)
+    places.forget_exit(directory)
+    if task is not None:
+        places.write_task(directory, task)
+    output = places.output_directory(directory) if place.keep_output else None
+    if output is not None:
+        places.make(output)
+    places.make_scratch(scratch)
+    limits = confined(place)
+    added = {contract.TASK_ENVIRONMENT: places.task_file(directory)} if place.task else {}
+    added |= {contract.MANAGER_ENVIRONMENT: place.session} if place.session else {}
+    added |= {FRESH_ENVIRONMENT: "1"} if fresh else {}
+    variables = environment.build(
+        place.environment,
+        scope=place.scope,
+        identity=environment.Identity(worker.id, worker.incarnation, worker.generation),
+        scratch=scratch,
+        confined=limits is not None,
+        read_only=limits is not None and not any(_below(place.directory, name) for name in limits.writable),
+        added=added,
+    )
+    launch = Launch(
+        arguments=place.arguments,
+        environment=variables,
+        directory=place.directory,
+        exit_file=places.exit_file(directory),
+        scratch=scratch,
+        confinement=limits,
+        output=output,
+    )
+    return Order(
+        launch=launch,
+        place=directory,
+        slice=contract.SLICE_UNIT,
+        part_of=[] if parent_unit is None else [parent_unit],
+        limits=_limits(place),
+        enforced=enforced(limits),
+        keep_place=again,
+    )
+
+
+def of_role(worker: Worker, runtime_dir: str, library: str) -> Order:
+    """The start of a worker of a run; its place and its scratch directory are made."""
+    from agent_intercom.workers import runworker
+
+    assert worker.run is not None
+    place = places.of_run_worker(runtime_dir, worker.run, worker.incarnation)
+    prepared = runworker.prepare(
+        runtime_dir,
+        worker.run,
+        worker.role,
+        worker.generation,
+        worker.incarnation,
+        worker=worker.id,
+        library=library,
+    )
+    places.make(place)
+    places.make_scratch(prepared.launch.scratch)
+    return Order(
+        launch=prepared.launch,
+        place=place,
+        slice=prepared.slice,
+        part_of=prepared.part_of,
+        limits=prepared.properties,
+        enforced=enforced(prepared.launch.confinement),
+    )
+
+
+def enforced(limits: Confinement | None) -> tuple[str, ...]:
+    """The words of what the kernel enforces; none for a worker that is not confined."""
+    return () if limits is None else confinement.plan(limits, confinement.abi())
+
+
+def _below(name: str, directory: str) -> bool:
+    return path.commonpath((name, directory)) == directory
+
+
+def _limits(place: Place) -> Mapping[str, Variant]:
+    limits: dict[str, Variant] = {
+        # Whoever limits the memory of one worker means all of it.
+        "OOMPolicy": ("s", "kill"),
+    }
+    for name, value in (
+        ("MemoryMax", place.memory_max),
+        ("MemoryHigh", place.memory_high),
+        ("TasksMax", place.tasks_max),
+    ):
+        if value is not None:
+            limits[name] = ("t", value)
+    return limits

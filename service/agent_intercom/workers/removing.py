@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actions of the worker service that forget: forget, prune and cleanup, and what its timer does (section 2.11).
+
+A worker is claimed, its files are deleted, then its row goes. A crash in between leaves the row, and the next cleanup
+begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agent_intercom.workers import places
+from agent_intercom.workers.answers import told
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.terms import Caller, Due, Work
+from agent_intercom.workers.watching import now_ms
+
+if TYPE_CHECKING:
+    from agent_intercom.workers.records import Worker
+    from agent_intercom.workers.service import Service
+
+Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]
+
+
+class Forget(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+    acknowledge: bool = False
+
+
+class Prune(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str | None = None
+    all: bool = False
+    acknowledge: bool = False
+
+
+class Cleanup(msgspec.Struct, forbid_unknown_fields=True):
+    execute: bool = False
+
+
+class Removing:
+    """What is to go. `known` is as that of `Actions`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = service.registry
+        self._cleaning = asyncio.Lock()
+        self.known: dict[str, tuple[type[msgspec.Struct], Method, bool]] = {
+            "forget": (Forget, self._forget, True),
+            "prune": (Prune, self._prune, True),
+            "cleanup": (Cleanup, self._cleanup, False),
+        }
+
+    async def _forget(self, caller: Caller, asked: Forget) -> dict[str, Any]:
+        claimed = self._registry.forget(caller, asked.worker, asked.acknowledge, now_ms())
+        gone, errors = await self._delete(claimed)
+        if errors:
+            raise WorkerError(Code.STOP_FAILED, "files of the worker cannot be removed; it is kept", "worker")
+        return {"forgotten": gone}
+
+    async def _prune(self, caller: Caller, asked: Prune) -> dict[str, Any]:
+        claimed = self._registry.prune(caller, asked.worker, asked.all, asked.acknowledge, now_ms())
+        gone, errors = await self._delete(claimed)
+        return {"pruned": gone, "errors": errors}
+
+    async def _cleanup(self, caller: Caller, asked: Cleanup) -> dict[str, Any]:
+        found = self._registry.cleanup(caller, now_ms())
+        candidates = [self._candidate(due) for due in found.due]
+        answer: dict[str, Any] = {"candidates": candidates, "handled": 0, "errors": 0, "deferred": found.deferred}
+        if not asked.execute:
+            return answer
+        if self._cleaning.locked():
+            raise WorkerError(Code.CONFLICT, "a cleanup is under way", "execute")
+        self._service.ready()
+        return await asyncio.shield(self._service.spawn(self._clean(found.due, answer)))
+
+    async def _clean(self, found: Iterable[Due], answer: dict[str, Any]) -> dict[str, Any]:
+        async with self._cleaning:
+            for due in found:
+                try:
+                    done = await self._handle(due)
+                except WorkerError:
+                    answer["errors"] += 1
+                    continue
+                answer["handled"] += done
+        return answer
+
+    async def _handle(self, due: Due) -> bool:
+        """Do one thing that is due; False where it is not any more. Raises WorkerError where it cannot be done."""
+        if due.work == Work.STOP:
+            fenced = self._registry.expire(due, now_ms())
+            self._service.commit()
+            await self._service.end_all(fenced)
+            return bool(fenced)
+        claimed = self._registry.claim(due, now_ms())
+        if claimed is None:
+            return False
+        _, errors = await self._delete([claimed])
+        if errors:
+            raise WorkerError(Code.STOP_FAILED, "files of the worker cannot be removed", "worker")
+        return True
+
+    def _candidate(self, due: Due) -> dict[str, Any]:
+        worker = self._registry.get(due.worker)
+        name = "" if worker is None else worker.name
+        return {"worker": due.worker, "name": name, "work": str(due.work), "reason": str(due.reason)}
+
+    async def _delete(self, claimed: Iterable[Worker]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Delete the files and then the rows of what was claimed: what is gone, and what cannot be removed."""
+        return await asyncio.shield(self._service.spawn(self._deleted(claimed)))
+
+    async def _deleted(self, claimed: Iterable[Worker]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        gone: list[dict[str, Any]] = []
+        errors: list[dict[str, Any]] = []
+        for worker in claimed:
+            scratch = places.scratch_of(self._service.state_dir, worker.incarnation)
+            try:
+                for directory in (self._service.place_of(worker), scratch):
+                    if not await asyncio.to_thread(places.remove, directory):
+                        raise WorkerError(Code.STOP_FAILED, "its files cannot be removed", "worker")
+                self._registry.forgotten(worker.id, now_ms())
+                self._service.commit()
+            except WorkerError as error:
+                self._registry.unclaim(worker.id)
+                errors.append({"worker": worker.id, "code": str(error.code)})
+            else:
+                gone.append(told(worker))
+        return gone, errors

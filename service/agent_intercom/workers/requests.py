@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the worker service is asked for: requests as they come over the socket, and their answers.
+
+Every action of the managed-workers spec, section 1.2, is one method here. Its parameters are a struct, which refuses
+what it does not know; its result is JSON. Nothing is decided here: that is the registry's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from agent_intercom.host.journal import Event
+from agent_intercom.wire import codec
+from agent_intercom.wire.errors import WireError
+from agent_intercom.workers import contract
+from agent_intercom.workers.actions import Actions
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.listening import Origin, Peer
+from agent_intercom.workers.terms import Caller
+
+if TYPE_CHECKING:
+    from agent_intercom.workers.service import Service
+
+_FIELD: Final = re.compile(r"`\$?\.?([A-Za-z0-9_.\[\]]*)`$")
+_NAMED: Final = re.compile(r"field `([A-Za-z0-9_]+)`")
+_SCOPE: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
+
+
+class Claim(msgspec.Struct, forbid_unknown_fields=True):
+    """Who somebody says to be. What the kernel says is counted instead wherever it says anything."""
+
+    scope: str | None = None
+    session: str | None = None
+    override: bool = False
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """A request. `id` comes back in its answer."""
+
+    version: int
+    id: str
+    action: str
+    params: dict[str, Any]
+    caller: Claim = msgspec.field(default_factory=Claim)
+
+
+class Requests:
+    """Answers requests. `service` does what they ask for; `problem` is the code of what prevents that, or empty."""
+
+    def __init__(self, service: Service, library: str, problem: str = "") -> None:
+        self._service = service
+        self._actions = Actions(service, library)
+        self._problem = problem
+
+    async def answer(self, payload: bytes, origin: Origin, peer: Peer) -> bytes:
+        """The answer to one request. Raises nothing that a request could cause."""
+        number, action = "", ""
+        try:
+            request = _decoded(payload)
+            number, action = request.id, request.action
+            if request.version != contract.PROTOCOL_VERSION:
+                text = f"the worker service speaks version {contract.PROTOCOL_VERSION}: restart it after an upgrade"
+                raise WorkerError(Code.INVALID, text, "version")
+            result = await self._carry_out(request, origin, peer)
+        except WorkerError as error:
+            known = action if action in self._actions.known else "unknown"
+            inside = origin.worker is not None
+            self._service.journal.emit(Event.WORKER_REQUEST_REFUSED, action=known, code=str(error.code), inside=inside)
+            fault = {"code": str(error.code), "text": error.text, "field": error.field}
+            return codec.encode({"version": contract.PROTOCOL_VERSION, "id": number, "ok": False, "error": fault})
+        return codec.encode({"version": contract.PROTOCOL_VERSION, "id": number, "ok": True, "result": result})
+
+    async def _carry_out(self, request: Request, origin: Origin, peer: Peer) -> dict[str, Any]:
+        found = self._actions.known.get(request.action)
+        if found is None:
+            raise WorkerError(Code.INVALID, "there is no such action", "action")
+        kind, method, changes = found
+        caller = self._caller(request.caller, origin)
+        if self._problem and request.action != "health":
+            raise WorkerError(Code.STORE, "the registry of workers cannot be used; see `orchestrate doctor`", "store")
+        params = _params(request.params, kind)
+        if changes:
+            self._service.ready()
+        if request.action == "wait":
+            return await _while_there(method(caller, params), peer)
+        result: dict[str, Any] = await method(caller, params)
+        return result
+
+    def _caller(self, claim: Claim, origin: Origin) -> Caller:
+        if origin.worker is not None:
+            return self._actions.inside(origin.worker)
+        scope = claim.scope or None
+        if scope is not None and _SCOPE.fullmatch(scope) is None:
+            raise WorkerError(Code.INVALID, "the scope id is not valid", contract.SCOPE_ENVIRONMENT)
+        return Caller(scope=scope, session=claim.session or None, override=claim.override)
+
+
+async def _while_there(work: Awaitable[dict[str, Any]], peer: Peer) -> dict[str, Any]:
+    """Wait for something, as long as whoever asked for it does."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(peer.gone.wait())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else {}
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
+
+
+def _decoded(payload: bytes) -> Request:
+    try:
+        return codec.convert(codec.decode(payload), Request)
+    except WireError as error:
+        raise WorkerError(Code.INVALID, "a request is one JSON object", "") from error
+    except msgspec.ValidationError as error:
+        raise _wrong(error, "") from None
+
+
+def _params(given: dict[str, Any], kind: type[msgspec.Struct]) -> msgspec.Struct:
+    try:
+        return codec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong(error, "params") from None
+
+
+def _wrong(error: msgspec.ValidationError, where: str) -> WorkerError:
+    """What is wrong with a request. The library's text may quote what it has read, so only the place is told."""
+    text = str(error)
+    named, field = _NAMED.search(text), _FIELD.search(text)
+    name = named[1] if named else field[1] if field else ""
+    if named and "unknown field" in text:
+        return WorkerError(Code.INVALID, "there is no such parameter", name)
+    if named:
+        return WorkerError(Code.INVALID, "this parameter is missing", name)
+    return WorkerError(Code.INVALID, "this has the wrong type or value", name or where)
+
+
+Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]

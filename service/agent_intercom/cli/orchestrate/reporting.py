@@ -5,7 +5,7 @@
     orchestrate progress --phase PHASE [--usage-file FILE]
 
 FILE may be `-`, standard input, once, which is what a report is read from where nothing is said. Options of `report`:
-`file`, `summary`, `verdict`, `usage_file`; of `progress`: `phase`, `usage_file`. The bridge is found by its environment.
+`file`, `summary`, `verdict`, `usage_file`; of `progress`: `phase` and `usage_file`. Its environment names the bridge.
 Whatever is printed as accepted was accepted by the broker.
 """
 

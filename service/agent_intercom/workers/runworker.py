@@ -33,6 +33,7 @@ from agent_intercom.orchestration.manifest import Skill
 from agent_intercom.orchestration.runtime import WorkerPlace
 from agent_intercom.workers import environment, places
 from agent_intercom.workers import harness as drivers
+from agent_intercom.workers.bridge.settings import STATE_ENVIRONMENT
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Confinement, Launch
@@ -92,6 +93,8 @@ def prepare(
         added = _bridge_variables(run, runtime_dir, unit, role, generation)
         if run.manifest.roles[role].harness == harness.PI:
             _write_system_prompt(run, role)
+        else:
+            added |= {STATE_ENVIRONMENT: run.manifest.roles[role].session_dir}
         part_of = [hosting.socket_unit(unit), hosting.service_unit(unit)]
         slice_unit = hosting.slice_unit(unit)
         own_place = places.of_run_worker(runtime_dir, unit, incarnation)

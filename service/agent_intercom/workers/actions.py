@@ -104,7 +104,7 @@ class Notify(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Actions:
-    """What can be asked for. `known` has the parameters and the method of each action, and whether it changes anything."""
+    """What can be asked for. `known` has each action's parameters and method, and whether it changes anything."""
 
     def __init__(self, service: Service, library: str) -> None:
         self._service = service

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.errors import HostError
-from agent_intercom.host.manager import ManagerError, Variant
+from agent_intercom.host.manager import SYSTEMD, ManagerError, ManagerRefused, Variant
 from agent_intercom.workers import contract, places
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
@@ -25,10 +25,14 @@ from agent_intercom.workers.spawning import Gated, spawn
 from agent_intercom.workers.spec import Launch
 
 if TYPE_CHECKING:
-    from agent_intercom.host.scopes import Scopes
+    from agent_intercom.host.scopes import Scopes, Started
 
 _SETTLING: Final = 5.0
 """Seconds for what was killed to be gone."""
+
+_DESTRUCTIVE: Final = f"{SYSTEMD}.TransactionIsDestructive"
+_SLICE_TRIES: Final = 40
+_SLICE_PAUSE: Final = 0.05
 
 TASKS_MAX: Final = 512
 """Processes and threads of one worker, where nobody says otherwise."""
@@ -94,7 +98,7 @@ async def begin(
     cgroup = ""
     try:
         async with explained(Code.START_FAILED, "the worker's scope unit did not start"):
-            started = await scopes.start(unit, gated.pid, properties(order), contract.START_TIMEOUT)
+            started = await _placed(scopes, unit, gated.pid, order)
         cgroup = started.control_group
         identity = processes.identify(gated.pid)
         if identity is None or processes.cgroup_of(gated.pid) != cgroup:
@@ -117,6 +121,22 @@ async def begin(
             raise WorkerError(Code.INVALID, str(error), "command") from error
         raise
     return gated, placed
+
+
+async def _placed(scopes: Scopes, unit: str, pid: int, order: Order) -> Started:
+    """Have systemd make the scope unit; raises what `Scopes.start` raises.
+
+    The slice of the workers outside runs stops when the last one has ended, and whoever comes in that moment waits for
+    it. That of a run stops when the run is over.
+    """
+    for _ in range(_SLICE_TRIES):
+        try:
+            return await scopes.start(unit, pid, properties(order), contract.START_TIMEOUT)
+        except ManagerRefused as error:
+            if error.name != _DESTRUCTIVE or order.slice != contract.SLICE_UNIT:
+                raise
+        await asyncio.sleep(_SLICE_PAUSE)
+    return await scopes.start(unit, pid, properties(order), contract.START_TIMEOUT)
 
 
 async def _take_back(scopes: Scopes, unit: str, cgroup: str, gated: Gated) -> None:

@@ -301,7 +301,8 @@ class Service:
         self.record()
         self.end_soon(fallen)
         await self._remove(running.scratch)
-        if worker.run is not None or worker.stop_reason in FORGETTING:
+        # How a worker of a run ended that nobody wanted to end, `status` tells as long as the run goes on.
+        if worker.stop_reason in FORGETTING or (worker.run is not None and worker.stop_reason not in _TOLD):
             await self._remove(running.place)
 
     async def _run_ended(self, run: str) -> bool:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _ROOTS: Final = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 """Where the hierarchy is, and where it is on a machine that also has version 1."""
 
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
+"""What opening and reading a file of a control group that has gone, or is just going, ends with."""
+
 _SECOND_LOOK: Final = 0.05
 """Seconds. The kernel holds back what it would tell within 10 ms of the last time, and forgets it with the directory
 (cgroup_file_notify): so each time that something was told, and at the beginning, a second look follows."""
@@ -92,10 +95,13 @@ def kill(cgroup: str) -> bool:
     if found is None:
         return False
     try:
-        with open(path.join(found, "cgroup.kill"), "w", encoding="ascii") as file:
-            file.write("1")
+        fd = os.open(path.join(found, "cgroup.kill"), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"1")
+        finally:
+            os.close(fd)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENODEV):
+        if error.errno in _GONE:
             return False
         raise HostError("cgroup_unreadable", "the control group cannot be killed", "cgroup.kill") from error
     return True
@@ -180,12 +186,14 @@ class Counters:
 
     def read(self) -> Counts:
         """The counts, which never go back."""
+        if not self._files:
+            return self._last
         found: dict[str, int] = {}
         for name, fd in self._files.items():
             try:
                 found |= {f"{name}:{key}": value for key, value in _flat(os.pread(fd, 4096, 0).decode()).items()}
             except OSError as error:
-                if error.errno != errno.ENODEV:
+                if error.errno not in _GONE:
                     raise HostError("cgroup_unreadable", "the counters cannot be read", name) from error
                 return self._last
         keys = ("memory.events:oom", "memory.events:oom_kill", "pids.events:max")
@@ -211,19 +219,16 @@ class _Events:
         found = directory(cgroup)
         self._fd = -1
         if found is not None:
-            with _reading(), contextlib.suppress(FileNotFoundError):
+            with _reading():
                 self._fd = os.open(f"{found}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
 
     def populated(self) -> bool:
         if self._fd < 0:
             return False
+        somebody = False
         with _reading():
-            try:
-                return _flat(os.pread(self._fd, 4096, 0).decode()).get("populated") != 0
-            except OSError as error:
-                if error.errno == errno.ENODEV:
-                    return False
-                raise
+            somebody = _flat(os.pread(self._fd, 4096, 0).decode()).get("populated") != 0
+        return somebody
 
     def wait(self, seconds: float) -> None:
         poll = select.poll()
@@ -251,9 +256,12 @@ class _Events:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
+    """Goes on behind what is read where the control group is gone, be it at this moment."""
     try:
         yield
     except OSError as error:
+        if error.errno in _GONE:
+            return
         raise HostError("cgroup_unreadable", "who is in the control group cannot be seen", "cgroup.events") from error
 
 

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control groups, in directories that look as the kernel's do. What the kernel tells by itself is in tests/system."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_intercom.host import cgroups
+from agent_intercom.host.cgroups import Counters, Counts
+from agent_intercom.host.errors import HostError
+
+GROUP = "/user.slice/worker-1.scope"
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes control groups; the hierarchy is the second place of those that are looked at."""
+    monkeypatch.setattr(cgroups, "_ROOTS", (str(tmp_path / "none"), str(tmp_path / "unified")))
+
+    def made(name: str = GROUP, procs: str = "", populated: int = 0, **files: str) -> Path:
+        directory = tmp_path / "unified" / name.strip("/")
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "cgroup.procs").write_text(procs)
+        (directory / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
+        for file, text in files.items():
+            (directory / file.replace("_", ".")).write_text(text)
+        return directory
+
+    return made
+
+
+def test_where_a_group_is(make: Make, tmp_path: Path) -> None:
+    directory = make()
+    assert cgroups.directory(GROUP) == str(directory)
+    assert cgroups.directory("/") == str(tmp_path / "unified")
+    (tmp_path / "none" / GROUP[1:]).mkdir(parents=True)
+    assert cgroups.directory(GROUP) == str(tmp_path / "none" / GROUP[1:])
+
+
+@pytest.mark.parametrize("name", ["", "user.slice", "/gone.scope", "/../unified", "/user.slice/../user.slice"])
+def test_a_group_that_is_not_there_has_nobody(make: Make, name: str) -> None:
+    make()
+    assert cgroups.directory(name) is None
+    assert cgroups.members(name) == []
+    assert not cgroups.populated(name)
+    assert cgroups.wait_empty(name, 0)
+    assert asyncio.run(cgroups.emptied(name, 10))
+    assert not cgroups.kill(name)
+    assert cgroups.cpu_usec(name) is None
+    with Counters(name) as counters:
+        assert counters.read() == Counts()
+
+
+def test_members_are_also_those_below(make: Make) -> None:
+    make(procs="4\n5\n")
+    make(f"{GROUP}/inner/most", procs="6\n")
+    make("/user.slice/other.scope", procs="7\n")
+    assert sorted(cgroups.members(GROUP)) == [4, 5, 6]
+
+
+def test_somebody_is_there(make: Make) -> None:
+    make(populated=1)
+    assert cgroups.populated(GROUP)
+    assert not cgroups.wait_empty(GROUP, 0)
+    make(populated=0)
+    assert not cgroups.populated(GROUP)
+    assert cgroups.wait_empty(GROUP, 0)
+
+
+def test_a_group_that_cannot_be_read_is_not_called_empty(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(populated=1)
+    number = errno.EIO
+
+    def pread(fd: int, count: int, position: int) -> bytes:
+        raise OSError(number, "")
+
+    monkeypatch.setattr(os, "pread", pread)
+    for ask in (cgroups.populated, lambda group: cgroups.wait_empty(group, 0)):
+        with pytest.raises(HostError) as raised:
+            ask(GROUP)
+        assert (raised.value.code, raised.value.field) == ("cgroup_unreadable", "cgroup.events")
+    # What the kernel says of a file whose group has gone.
+    number = errno.ENODEV
+    assert not cgroups.populated(GROUP)
+    number = errno.ENOENT
+    assert cgroups.wait_empty(GROUP, 0)
+
+
+def test_kill_writes_to_the_kernel(make: Make) -> None:
+    directory = make()
+    # Linux before 5.14 has no such file.
+    assert not cgroups.kill(GROUP)
+    assert not (directory / "cgroup.kill").exists()
+    make(cgroup_kill="")
+    assert cgroups.kill(GROUP)
+    assert (directory / "cgroup.kill").read_text() == "1"
+
+
+def test_processor_time(make: Make) -> None:
+    make()
+    assert cgroups.cpu_usec(GROUP) is None
+    make(cpu_stat="usage_usec 1234\nuser_usec 1000\nsystem_usec 234\n")
+    assert cgroups.cpu_usec(GROUP) == 1234
+
+
+def test_counters_keep_what_they_read_last(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make(memory_events="low 9\nhigh 8\nmax 7\noom 2\noom_kill 1\n", pids_events="max 5\n")
+    with Counters(GROUP) as counters:
+        assert counters.read() == Counts(2, 1, 5)
+        (directory / "pids.events").write_text("max 6\n")
+        assert counters.read() == Counts(2, 1, 6)
+
+        def gone(fd: int, count: int, position: int) -> bytes:
+            raise OSError(errno.ENODEV, "")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", gone)
+            assert counters.read() == Counts(2, 1, 6)
+        counters.close()
+        assert counters.read() == Counts(2, 1, 6)
+
+
+def test_counters_of_a_machine_without_controllers(make: Make) -> None:
+    make(pids_events="max 3\n")
+    with Counters(GROUP) as counters:
+        assert counters.read() == Counts(0, 0, 3)
+
+
+def test_a_watch_calls_once_and_not_while_it_is_made() -> None:
+    async def watched() -> list[str]:
+        called: list[str] = []
+        over = asyncio.Event()
+
+        def empty() -> None:
+            called.append("empty")
+            over.set()
+
+        watch = cgroups.Watch("/gone.scope", asyncio.get_running_loop(), empty)
+        assert not called
+        await over.wait()
+        watch.close()
+        watch.close()
+        return called
+
+    assert asyncio.run(watched()) == ["empty"]
+
+
+def test_a_watch_that_is_closed_does_not_call() -> None:
+    async def watched() -> None:
+        watch = cgroups.Watch("/gone.scope", asyncio.get_running_loop(), lambda: pytest.fail("called"))
+        watch.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(watched())

@@ -28,6 +28,7 @@ SETTINGS = {
 }
 
 READERS = {*FRAMES, "apsw"}
+HEAVY_HELP = {*EVENT_LOOP, "socket", "shutil", "json", "ctypes"}
 
 PROBE = """
 import atexit, os, runpy, sys
@@ -93,6 +94,13 @@ def imported(module: str, *arguments: str) -> set[str]:
         ),
         (["agent_intercom.cli.orchestrate.main", "config", "check"], {*SETTINGS, *READERS}, {"sqlite3"}),
         (["agent_intercom.orchestration", "--help"], READERS, {"sqlite3"}),
+        (["agent_intercom.cli.orchestrate.main", "worker", "--help"], set(), HEAVY_HELP),
+        (["agent_intercom.cli.orchestrate.main", "worker", "start", "--help"], set(), HEAVY_HELP),
+        (["agent_intercom.cli.orchestrate.main", "worker", "list"], FRAMES, {*EVENT_LOOP, "sqlite3", "shutil"}),
+        (["agent_intercom.cli.orchestrate.main", "worker", "stop", "x", "--yes"], FRAMES, {*EVENT_LOOP, "sqlite3"}),
+        (["agent_intercom.cli.orchestrate.main", "_complete", "worker", "stop", ""], FRAMES, {*EVENT_LOOP, "sqlite3"}),
+        (["agent_intercom.cli.orchestrate.worker.tool", "--help"], set(), EVENT_LOOP | {"socket", "shutil"}),
+        (["agent_intercom.cli.orchestrate.worker.tool"], FRAMES, {*EVENT_LOOP, "sqlite3"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

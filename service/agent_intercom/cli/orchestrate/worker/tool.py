@@ -119,7 +119,7 @@ def _call(content: bytes) -> dict[str, Any]:
 
 
 def _without_sentinels(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value not in (None, "auto", "", [])}
+    return {name: value for name, value in params.items() if value not in (None, "auto", "", [], {})}
 
 
 def _check(action: str, params: dict[str, Any]) -> None:

@@ -1,0 +1,529 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`orchestrate worker`: what the worker service is asked, and what is said of its answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_intercom.cli.orchestrate import completing
+from agent_intercom.host import manager
+from agent_intercom.workers.contract import EXITS, SOCKET_UNIT, Code
+from tests.unit.orchcli import Home, Said
+from tests.unit.toldservice import ID, SCOPE, Refused, Service, ended, serving, worker
+
+
+@pytest.fixture
+def service(home: Home) -> Iterator[Service]:
+    """A worker service that listens."""
+    with serving(home.runtime) as made:
+        yield made
+
+
+# start
+
+
+def started(service: Service) -> None:
+    service.answers["start"] = {"worker": worker(state="registering", readiness="", enforced=("files-read-only",))}
+
+
+def test_start(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(service)
+    monkeypatch.setenv("AGENT_INTERCOM_SCOPE_ID", SCOPE)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("NOT_FOR_WORKERS", "1")
+    said = home.call("worker", "start", "review", "--task", "Look at it.", "--", "make", "--", "-j2")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        "review: launched, registering, generation 1",
+        f"id: {ID}, unit: worker-ba9876543210.scope",
+        "enforced by the kernel: files-read-only",
+        f"next: orchestrate worker status {ID}",
+    ]
+    params = service.params("start")
+    environment = params.pop("environment")
+    assert environment["OPENAI_API_KEY"] == "secret" and environment["PATH"] == os.environ["PATH"]
+    assert not environment.keys() & {"NOT_FOR_WORKERS", "AGENT_INTERCOM_SCOPE_ID"}
+    assert params == {
+        "driver": "command",
+        "command": ["make", "--", "-j2"],
+        "directory": str(home.project),
+        "name": "review",
+        "task": "Look at it.\n",
+        "writable": None,
+        "network": True,
+        "lifetimes": {},
+        "grant": None,
+        "keep_output": False,
+    }
+    assert service.caller == {"scope": SCOPE, "session": None, "override": False}
+
+
+def test_start_hands_on_every_flag(home: Home, service: Service) -> None:
+    started(service)
+    (home.project / "out").mkdir()
+    home.file("task.md", "Do it.")
+    words = (
+        "worker start --role audit --directory out --task-file ../task.md --read-only --writable out --no-network"
+        " --memory-max 2G --memory-high 1G --tasks-max 64 --max-runtime 2h --idle-timeout 90min --grace infinity"
+        " --may-start 2/5 --depth 2 --keep-output --key k1 --as mgr_1 --json -- ./run --json"
+    )
+    assert home.call(*words.split()).data["worker"]["id"] == ID
+    params = service.params("start")
+    del params["environment"]
+    assert params == {
+        "driver": "command",
+        "command": ["./run", "--json"],
+        "directory": str(home.project / "out"),
+        "role": "audit",
+        "task": "Do it.\n",
+        "writable": [str(home.project / "out")],
+        "network": False,
+        "memory_max": 2 << 30,
+        "memory_high": 1 << 30,
+        "tasks_max": 64,
+        "lifetimes": {"runtime_ms": 7_200_000, "idle_ms": 5_400_000, "grace_ms": 0},
+        "grant": {"children": 2, "descendants": 5, "depth": 2, "subdelegate": True},
+        "keep_output": True,
+        "key": "k1",
+    }
+    assert service.caller["session"] == "mgr_1"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--read-only", {"writable": [], "network": True}),
+        ("--writable .", {"network": True}),
+        ("--may-start 3", {"grant": {"children": 3, "descendants": 3, "depth": 1, "subdelegate": False}}),
+    ],
+)
+def test_what_a_flag_of_start_leads_to(home: Home, service: Service, words: str, expected: dict[str, Any]) -> None:
+    started(service)
+    home.call("worker", "start", *words.split(), "--", "true")
+    params = service.params("start")
+    assert {key: params[key] for key in expected} == expected
+    if "." in words:
+        assert params["writable"] == [str(home.project)]
+
+
+def test_the_environment_is_what_the_settings_let_pass(
+    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(service)
+    home.config('[environment]\npass = ["FOR_WORKERS"]\ndrop = ["EDITOR"]\n')
+    monkeypatch.setenv("FOR_WORKERS", "1")
+    monkeypatch.setenv("EDITOR", "vi")
+    assert home.call("worker", "start", "--", "true").code == 0
+    environment = service.params("start")["environment"]
+    assert environment["FOR_WORKERS"] == "1" and "EDITOR" not in environment
+
+
+def test_bytes_that_are_no_text_reach_the_worker_as_they_are(
+    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(service)
+    monkeypatch.setenv("OPENAI_API_KEY", os.fsdecode(b"caf\xe9"))
+    assert home.call("worker", "start", "--", "echo", os.fsdecode(b"\xff")).code == 0
+    params = service.params("start")
+    assert os.fsencode(params["environment"]["OPENAI_API_KEY"]) == b"caf\xe9"
+    assert os.fsencode(params["command"][1]) == b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("start", "nothing is to run. `orchestrate worker start NAME -- COMMAND…`"),
+        ("start review --", "nothing is to run"),
+        ("start review make", "make: what is to run stands behind two dashes"),
+        ("start review --nonsense -- make", "unrecognized: --nonsense"),
+        ("start x -- make", "a name has 2 to 80"),
+        ("start ../x -- make", "a name has 2 to 80"),
+        ("start --key= -- make", "a key has 1 to 64"),
+        ("start --directory gone -- make", "--directory is not a directory that is there"),
+        ("start --directory= -- make", "--directory is empty"),
+        ("start --writable gone -- make", "--writable is not a directory that is there"),
+        ("start --no-network -- make", "--no-network takes a worker that may not change every file. Say --read-only"),
+        ("start --depth 2 -- make", "--depth says nothing without --may-start"),
+        ("start --task= -- make", "the task cannot be empty"),
+        ("start --task x --task-file y -- make", "--task and --task-file say the same thing"),
+        ("start --as a/b -- make", "the session is no id of a session"),
+        ("list --as=", "the session is no id of a session"),
+        ("run", "nothing is to run"),
+        ("prune --all", "prune --all removes what is not yours. Say --override"),
+        ("stop review", "Say --yes"),
+        ("restart review", "Say --yes"),
+        ("rename review", "NAME"),
+        ("notify asleep", "ready|working|waiting"),
+        ("", "OPERATION"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_asks_nobody(home: Home, service: Service, words: str, text: str) -> None:
+    before = home.tree()
+    said = home.call("worker", *words.split())
+    assert (said.code, said.out) == (2, "") and said.err.count("\n") == 1 and text in said.err, said
+    assert service.asked == [] and home.tree() == before
+
+
+def test_settings_that_cannot_be_used_are_told(home: Home, service: Service) -> None:
+    home.config("nonsense = 1\n")
+    said = home.call("worker", "start", "--", "true")
+    assert said.code == 2 and "nonsense" in said.err and said.err.count("\n") == 1 and service.asked == []
+
+
+def test_an_invalid_scope_or_session_is_refused_without_its_value(
+    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AGENT_INTERCOM_SCOPE_ID", "AGENT_INTERCOM_SESSION_ID"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "is/wrong")
+            said = home.call("worker", "list")
+            assert said.code == 2 and name in said.err and "is/wrong" not in said.err
+    assert service.asked == []
+
+
+def test_the_session_is_that_of_the_shell(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_INTERCOM_SESSION_ID", "agent-7")
+    service.answers["list"] = {"workers": [], "hidden": 0}
+    assert home.call("worker", "list").code == 0
+    assert service.caller["session"] == "agent-7"
+    assert home.call("worker", "list", "--as", "other").code == 0
+    assert service.caller["session"] == "other"
+
+
+# Nobody listens
+
+
+class Systemd:
+    """A service manager that listens for the worker service when it is told to."""
+
+    def __init__(self, service: Service, refusal: manager.ManagerError | None = None) -> None:
+        self.service = service
+        self.refusal = refusal
+        self.started: list[str] = []
+
+    def __call__(self, environ: object = None) -> Systemd:
+        return self
+
+    def __enter__(self) -> Systemd:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def start(self, unit: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.started.append(unit)
+        self.service.listen()
+
+
+def test_start_has_the_service_listened_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(home.runtime, listening=False) as service:
+        systemd = Systemd(service)
+        monkeypatch.setattr(manager, "Manager", systemd)
+        started(service)
+        assert home.call("worker", "start", "--", "true").code == 0
+        assert systemd.started == [SOCKET_UNIT]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code", "text"),
+    [
+        (manager.ManagerRefused(manager.NO_SUCH_UNIT), Code.UNREACHABLE, "make install-user"),
+        (manager.JobFailed(SOCKET_UNIT, "failed"), Code.UNREACHABLE, f"systemctl --user status {SOCKET_UNIT}"),
+        (manager.ManagerUnreachable("there is no user bus"), Code.MANAGER_UNREACHABLE, "there is no user bus"),
+    ],
+)
+def test_a_service_that_cannot_be_listened_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch, refusal: manager.ManagerError, code: str, text: str
+) -> None:
+    with serving(home.runtime, listening=False) as service:
+        monkeypatch.setattr(manager, "Manager", Systemd(service, refusal))
+        said = home.json("worker", "start", "--", "true")
+        assert said.code == 3 and said.error[0] == code and text in said.error[1]
+
+
+def test_looking_says_that_there_is_no_service_and_starts_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(home.runtime, listening=False) as service:
+        systemd = Systemd(service)
+        monkeypatch.setattr(manager, "Manager", systemd)
+        for words in (["list"], ["status"], ["prune"], ["cleanup"]):
+            said = home.call("worker", *words)
+            assert said.code == 0 and said.out.startswith("Nothing to show: no worker service listens. `systemctl")
+            assert home.json("worker", *words).data == {"workers": [], "hidden": 0, "service": False}
+        for words in (
+            ["status", "x1"],
+            ["logs", "x1"],
+            ["stop", "x1", "--yes"],
+            ["cleanup", "--yes"],
+            ["prune", "--yes"],
+        ):
+            said = home.json("worker", *words)
+            assert said.code == 3 and said.error[0] == "workers_unreachable", words
+            assert f"systemctl --user start {SOCKET_UNIT}" in said.error[1]
+        assert systemd.started == []
+
+
+def test_who_has_no_runtime_directory_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    said = home.call("worker", "list")
+    assert said.code == 3 and "XDG_RUNTIME_DIR" in said.err and said.err.count("\n") == 1
+
+
+# What is shown
+
+
+def test_list(home: Home, service: Service) -> None:
+    service.answers["list"] = {
+        "workers": [
+            worker(role="reviewer"),
+            ended("old", id="ffffffffffff", dirty=True),
+            worker("evil\x1b[31m", state="blocked", state_reason="stop_in_progress", error_code="stop_failed"),
+        ],
+        "hidden": 2,
+    }
+    said = home.call("worker", "list", "--all")
+    header, first, second, third, more = said.out.splitlines()
+    assert header.split() == ["WORKER", "ID", "ROLE", "STATE", "FOR", "OWNER", "NOTE"]
+    assert " ".join(first.split()) == f"review {ID} command/reviewer ready 2 min person idle in 1 h"
+    assert second.endswith("exit 3, manager requested, work tree changed")
+    assert third.startswith("evil\\x1b[31m  ") and "blocked: stop in progress" in third and "stop failed" in third
+    assert more == "(2 more, which have ended: --history)"
+    assert service.params("list") == {"all": True, "history": False}
+    assert home.json("worker", "list", "--history").data["hidden"] == 2
+
+
+def test_a_list_of_nothing_tells_where_to_look(home: Home, service: Service) -> None:
+    service.answers["list"] = {"workers": [], "hidden": 0}
+    assert "`orchestrate worker list --all`" in home.call("worker", "list").out
+    assert home.call("worker", "list", "--all").out == "No workers.\n"
+
+
+def test_status_of_a_worker(home: Home, service: Service) -> None:
+    service.answers["status"] = {
+        "worker": worker(
+            readiness="unverified", parent="00000000beef", depth=1, checkpoint_requested_at=1, checkpoint_deadline_at=2
+        ),
+        "processes": [{"pid": 7, "name": "make\n"}],
+        "unit": {
+            "active": "active",
+            "sub": "running",
+            "result": "success",
+            "freezer": "frozen",
+            "memory_bytes": 1_572_864,
+            "tasks": 3,
+            "cpu_usec": 2_500_000,
+        },
+    }
+    said = home.call("worker", "status", "review")
+    assert said.code == 0
+    assert "state: ready, unverified, for 2 min" in said.out
+    assert "note: asked for a checkpoint, ended in 0 s" in said.out
+    assert "started by: worker 00000000beef, depth 1" in said.out
+    assert ".scope, active (running), frozen, 1.5 MiB, 3 tasks, 2.5 s of processor" in said.out
+    assert said.out.splitlines()[-1] == "7    make\\x0a"
+    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
+    assert ".scope, gone" in home.call("worker", "status", "review").out
+
+
+def test_status_of_all(home: Home, service: Service) -> None:
+    service.answers["health"] = {"version": "0.1.0", "live": 1, "systemd": 257, "confinement": ["files-read-only"]}
+    service.answers["list"] = {"workers": [worker()], "hidden": 0}
+    said = home.call("worker", "status")
+    assert said.out.startswith("worker service: version 0.1.0, 1 live, systemd 257\n") and ID in said.out
+    assert home.json("worker", "status").data["health"]["live"] == 1
+
+
+def test_logs(home: Home, service: Service) -> None:
+    event = {"at": 1_700_000_000_000, "worker": ID, "incarnation": "x", "kind": "stop_failed", "code": ""}
+    service.answers["logs"] = {"events": [event], "output": None}
+    said = home.call("worker", "logs", "review", "--lines", "5", "--override")
+    assert said.out.splitlines()[1].endswith("stop failed  -")
+    assert service.params("logs") == {"worker": "review", "lines": 5, "output": False}
+    assert service.caller["override"] is True
+    assert "not kept" in home.call("worker", "logs", "review", "--output").out
+    service.answers["logs"] = {"events": [], "output": "a\tb\r\n\x1b[2Jc\n"}
+    assert home.call("worker", "logs", "review", "--output").out == "No events.\noutput:\n  a   b\n  \\x1b[2Jc\n"
+
+
+def test_wait(home: Home, service: Service) -> None:
+    service.answers["wait"] = {"worker": ended(), "reached": True}
+    said = home.call("worker", "wait", "review")
+    assert (said.code, said.out) == (0, "review: stopped (exit 3, manager requested)\n")
+    assert service.params("wait") == {"worker": "review", "until": "end", "timeout_ms": 60_000}
+
+
+def test_wait_asks_again_and_by_the_id(home: Home, service: Service) -> None:
+    answers = iter([False, True])
+    service.answers["wait"] = lambda params: {"worker": worker(), "reached": next(answers)}
+    assert home.call("worker", "wait", "review", "--until", "idle").code == 0
+    assert [each["params"]["worker"] for each in service.asked] == ["review", ID]
+
+
+def test_what_was_waited_for_in_vain_is_told(home: Home, service: Service) -> None:
+    service.answers["wait"] = {"worker": worker(), "reached": False}
+    said = home.json("worker", "wait", "review", "--until", "idle", "--timeout", "1ms")
+    assert said.code == 1 and said.error == ("timed_out", "it is ready and not idle yet")
+    assert said.envelope["data"]["worker"]["id"] == ID
+    service.answers["wait"] = {"worker": ended(), "reached": False}
+    said = home.call("worker", "wait", "review", "--until", "idle")
+    assert said.code == 5 and "it is stopped and will not be idle any more" in said.err
+
+
+# What is changed
+
+
+@pytest.mark.parametrize(
+    ("words", "params", "text"),
+    [
+        ("stop review --yes", {"worker": "review"}, "stopped, and no process of it is left"),
+        ("restart review --yes", {"worker": "review", "fresh": False}, "started again"),
+        ("restart review --yes --fresh", {"worker": "review", "fresh": True}, "started again"),
+        ("rename review audit", {"worker": "review", "name": "audit"}, "now called review"),
+        ("adopt review --as s2", {"worker": "review"}, "yours from now on"),
+        ("release review", {"worker": "review"}, "can adopt it"),
+        ("pause review", {"worker": "review"}, "paused"),
+        ("resume review", {"worker": "review"}, "goes on"),
+        ("notify working", {"state": "working"}, "told"),
+    ],
+)
+def test_a_change(home: Home, service: Service, words: str, params: dict[str, Any], text: str) -> None:
+    action = words.split(maxsplit=1)[0]
+    service.answers[action] = {"worker": worker()}
+    said = home.call("worker", *words.split())
+    assert said.code == 0 and text in said.out, said
+    assert service.params(action) == params and service.caller["override"] is False
+    if "--as" in words:
+        assert service.caller["session"] == "s2"
+    if action != "notify":
+        home.call("worker", *words.split(), "--override")
+        assert service.caller["override"] is True
+
+
+def test_what_was_stopped_with_a_worker_is_named(home: Home, service: Service) -> None:
+    service.answers["stop"] = {"worker": ended(), "stopped": [ended("child", id="cccccccccccc"), ended()]}
+    said = home.call("worker", "stop", "review", "--yes")
+    assert said.out.splitlines()[1:] == ["child: stopped with it (stopped)"]
+
+
+def test_renew(home: Home, service: Service) -> None:
+    service.answers["renew"] = {"workers": [worker()]}
+    assert home.call("worker", "renew").out == "review: renewed, idle in 1 h\n"
+    assert service.params("renew") == {}
+    service.answers["renew"] = {"workers": []}
+    assert "Nothing to renew" in home.call("worker", "renew", "review").out
+    assert service.asked[-1]["params"] == {"worker": "review"}
+
+
+# What is removed
+
+
+def test_forget_is_acknowledged(home: Home, service: Service) -> None:
+    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed when it was stopped")
+    said = home.call("worker", "forget", "review")
+    assert said.code == 2 and "its work tree was changed" in said.err and "Say --yes" in said.err
+    assert service.params("forget") == {"worker": "review", "acknowledge": False}
+    service.answers["forget"] = {"forgotten": [ended()]}
+    assert home.call("worker", "forget", "review", "--yes").out == f"forgot review, {ID}\n"
+    assert service.asked[-1]["params"]["acknowledge"] is True
+
+
+def test_prune_shows_what_would_go_and_removes_nothing(home: Home, service: Service) -> None:
+    service.answers["list"] = {"workers": [worker(), ended("old")], "hidden": 0}
+    said = home.call("worker", "prune", "--all", "--override")
+    assert said.code == 0 and "old" in said.out and "review" not in said.out
+    assert "Would remove 1. Nothing was removed; `orchestrate worker prune --all --override --yes`" in said.out
+    assert {each["action"] for each in service.asked} == {"list"}
+    assert service.params("list") == {"all": True, "history": True}
+    data = home.json("worker", "prune").data
+    assert data["dry_run"] is True and [each["name"] for each in data["candidates"]] == ["old"]
+
+
+def test_prune_of_one(home: Home, service: Service) -> None:
+    service.answers["status"] = {"worker": worker(), "processes": [], "unit": None}
+    said = home.json("worker", "prune", "review")
+    assert said.code == 5 and said.error[0] == "worker_live"
+    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
+    assert "`orchestrate worker prune review --yes`" in home.call("worker", "prune", "review").out
+
+
+def test_prune(home: Home, service: Service) -> None:
+    service.answers["prune"] = {"pruned": [ended()], "errors": []}
+    assert home.call("worker", "prune", "--yes").out == f"pruned review, {ID}\n"
+    assert service.params("prune") == {"all": False, "acknowledge": True}
+    service.answers["prune"] = {"pruned": [], "errors": [{"worker": ID, "code": "store_unusable"}]}
+    said = home.json("worker", "prune", "review", "--yes")
+    assert said.code == 3 and said.error[0] == "store_unusable" and "1 of them" in said.error[1]
+    assert service.asked[-1]["params"]["worker"] == "review"
+
+
+def test_cleanup(home: Home, service: Service) -> None:
+    due = [{"worker": ID, "name": "review", "work": "stop", "reason": "idle-grace-expired"}]
+    service.answers["cleanup"] = {"candidates": due, "handled": 0, "errors": 0, "deferred": 3}
+    said = home.call("worker", "cleanup")
+    assert said.out.splitlines()[1].split() == ["review,", ID, "stop", "idle-grace-expired"]
+    assert "Nothing was done; `orchestrate worker cleanup --yes`" in said.out and "3 more are left" in said.out
+    assert service.params("cleanup") == {"execute": False}
+    service.answers["cleanup"] = {"candidates": due, "handled": 1, "errors": 0, "deferred": 0}
+    assert "Handled 1." in home.call("worker", "cleanup", "--execute").out
+    assert service.asked[-1]["params"] == {"execute": True}
+    service.answers["cleanup"] = {"candidates": [], "handled": 0, "errors": 2, "deferred": 0}
+    said = home.json("worker", "cleanup", "--yes")
+    assert said.code == 1 and "2 of them could not be handled" in said.error[1]
+
+
+# Errors, and the rest
+
+
+@pytest.mark.parametrize("code", sorted(Code))
+def test_every_code_has_its_exit_code_and_an_envelope(home: Home, service: Service, code: str) -> None:
+    service.answers["status"] = Refused(code, "it cannot be", "params")
+    said = home.json("worker", "status", "review")
+    assert said.code == EXITS.get(Code(code), 1) and said.envelope["command"] == "worker"
+    assert said.error[0] == code and "it cannot be" in said.error[1]
+    told = home.call("worker", "status", "review")
+    assert told.code == said.code and told.err.count("\n") == 1 and told.out == ""
+
+
+def test_a_text_of_the_service_steers_no_terminal(home: Home, service: Service) -> None:
+    service.answers["status"] = Refused("worker_not_found", "a\x1b[2J\nb")
+    said: Said = home.call("worker", "status", "review")
+    assert said.err.count("\n") == 1 and "\x1b" not in said.err
+
+
+def test_a_code_that_nobody_knows_is_a_failure(home: Home, service: Service) -> None:
+    service.answers["status"] = Refused("what is no code", "odd")
+    said = home.json("worker", "status", "review")
+    assert said.code == 1 and said.error == ("what is no code", "odd")
+
+
+def test_names_of_workers_complete(home: Home, service: Service, capfd: pytest.CaptureFixture[str]) -> None:
+    def offered(line: str) -> list[str]:
+        capfd.readouterr()
+        assert completing.print_words("orchestrate", line.split(" ")) == 0
+        return capfd.readouterr().out.splitlines()
+
+    assert offered("worker start x -- ma") == [":files"]
+    assert offered("worker start --directory ") == [":directories"]
+    assert offered("worker start ") == offered("worker start --as ") == offered("worker stop --as ") == []
+    assert offered("worker notify w") == ["waiting", "working"]
+    assert offered("worker forg") == ["forget"]
+    assert "--keep-output" in offered("worker start --k")
+    assert service.asked == []
+    service.answers["list"] = {"workers": [worker(), ended("old"), worker("-x"), worker("two words")], "hidden": 0}
+    assert offered("worker stop ") == ["review"]
+    assert offered("worker forget ") == ["old"]
+    assert offered("worker restart o") == ["old"]
+    assert offered("worker status ") == ["old", "review"]
+    service.answers["list"] = Refused("store_unusable")
+    assert offered("worker stop ") == []
+
+
+def test_names_complete_from_nobody_where_nobody_listens(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    assert completing.print_words("orchestrate", ["worker", "stop", ""]) == 0
+    assert capfd.readouterr().out == ""

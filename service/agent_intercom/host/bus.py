@@ -11,9 +11,11 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import socket
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
@@ -152,14 +154,11 @@ class Bus:
         loop = asyncio.get_running_loop()
         parser = Parser()
         try:
-            with sock:
+            with sock, contextlib.suppress(OSError):
                 while data := await loop.sock_recv(sock, _RECEIVE):
                     parser.add_data(data)
-                    while (message := parser.get_next_message()) is not None:
+                    while (message := _next(parser)) is not None:
                         self._dispatch(message)
-        except (OSError, ValueError):
-            # It has gone, or what comes is no D-Bus, which is as good.
-            pass
         finally:
             self._lose()
 
@@ -187,6 +186,14 @@ class Bus:
                 answer.set_exception(ManagerUnreachable("the user's bus has gone"))
         gone, self._gone = self._gone, _nothing
         gone()
+
+
+def _next(parser: Any) -> Any:
+    """The next message that is complete, or None. Raises OSError for what is no D-Bus: the bus is as good as gone."""
+    try:
+        return parser.get_next_message()
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG)) from error
 
 
 def _nothing() -> None:

@@ -149,7 +149,8 @@ class Scopes:
         unit for a process would take it out of the first one without a word. `timeout` is in seconds.
 
         Raises NotPlaced, JobFailed, and ManagerRefused, UNIT_EXISTS among its names. The unit is stopped again
-        where it did not come about as asked; the process is the caller's to end.
+        where it did not come about as asked; the process is the caller's to end. After ManagerUnreachable, or where the
+        caller is cancelled, it may be there or not.
         """
         named = _pidfd(unit, pid) if await self.version() >= _PIDFDS else -1
         try:

@@ -25,12 +25,13 @@ from agent_intercom.cli.orchestrate import examining, findings
 from agent_intercom.cli.orchestrate.findings import Systemd
 from agent_intercom.host.manager import UnitState
 from agent_intercom.orchestration import hosting, inventory, models, runtime, tmux
+from agent_intercom.workers import confinement
 from tests.unit.orchcli import Home, Said
 from tests.unit.test_orch_pruning import half_made, make, place, root_of
 
 VERSION = "257.9-1"
 CONTRACT = {"commands", "tmux", "model_checks", "model_policy", "budget_policy", "paths"}
-MEMBERS = CONTRACT | {"systemd", "runs", "checks", "checks_total"}
+MEMBERS = CONTRACT | {"systemd", "confinement", "runs", "checks", "checks_total"}
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def home(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 def programs(home: Home) -> str:
     """Launchers as installed; the path of the broker's."""
-    for name in ("orchestrate-broker", "orchestrate-worker"):
+    for name in ("orchestrate-broker", "orchestrate-workers", "orchestrate-launcher", "orchestrate-bridge"):
         home.program(name, "#!/bin/sh\n")
     return str(home.bin / "orchestrate-broker")
 
@@ -52,7 +53,11 @@ def well(home: Home, **changes: Any) -> Systemd:
     service = {"ExecStart": [(programs(home), [], False)], "NeedDaemonReload": False}
     units: dict[str, Any] = {"orchestrate@0.socket": {}, "orchestrate@0.service": service}
     units |= {"orchestrate-reaper@0.service": {}, "orchestrate-prune.timer": {"ActiveState": "inactive"}}
-    return Systemd(version=VERSION, lingering=True, units=units)._replace(**changes)
+    workers = {"ExecStart": [(str(home.bin / "orchestrate-workers"), [], False)], "NeedDaemonReload": False}
+    units |= {"orchestrate-workers.socket": {}, "orchestrate-workers.service": workers}
+    states = [UnitState("orchestrate-workers.socket", "loaded", "active", "listening")]
+    found = Systemd(version=VERSION, lingering=True, units=units, service=states, freezer=True)
+    return found._replace(**changes)
 
 
 @pytest.fixture
@@ -60,6 +65,7 @@ def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A machine on which everything is well."""
     monkeypatch.setattr(findings, "ask_manager", lambda runtime_dir: well(home))
     monkeypatch.setattr(findings, "file_system", lambda directory: "tmpfs")
+    monkeypatch.setattr(confinement, "abi", lambda: 7)
     return home
 
 
@@ -165,10 +171,10 @@ def test_units_that_are_missing_old_or_lead_nowhere(machine: Home, monkeypatch: 
     say(monkeypatch, good._replace(units={**good.units, "orchestrate@0.socket": {"NeedDaemonReload": True}}))
     assert checks(machine)["units"][::2] == ("warn", "`systemctl --user daemon-reload`")
     assert machine.json("doctor").data["systemd"]["units_current"] is False
-    (machine.bin / "orchestrate-worker").unlink()
+    (machine.bin / "orchestrate-launcher").unlink()
     say(monkeypatch, good)
     status, detail, _ = checks(machine)["units"]
-    assert (status, detail) == ("fail", f"cannot be run: {machine.bin}/orchestrate-worker")
+    assert (status, detail) == ("fail", f"cannot be run: {machine.bin}/orchestrate-launcher")
 
 
 def test_the_runtime_directory(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from agent_intercom.cli.orchestrate import doctor, findings
 from agent_intercom.cli.orchestrate.findings import Systemd
 from agent_intercom.cli.verdicts import Check
 from agent_intercom.host.manager import UnitState
+from agent_intercom.workers import confinement
+from agent_intercom.workers.hosted import WorkerUnit
 from tests.unit.orchcli import Home
 from tests.unit.test_orch_doctor import checks, home, machine, say, well
 from tests.unit.test_orch_pruning import make, place
@@ -21,6 +24,11 @@ from tests.unit.test_orch_pruning import make, place
 __all__ = ["home", "machine"]
 
 LIMIT = 256 * 1024
+
+
+def unit(role: str, generation: int, active: str, result: str) -> WorkerUnit:
+    """The scope unit of a worker, or what it was."""
+    return WorkerUnit(role, generation, "worker-0123456789ab.scope", active, "", 0, result, "", (), None)
 
 
 def test_a_command_is_told_as_it_is_to_be_typed(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,9 +43,9 @@ def test_a_command_is_told_as_it_is_to_be_typed(machine: Home, monkeypatch: pyte
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_worker_that_has_failed(machine: Home, monkeypatch: pytest.MonkeyPatch, lives: bool) -> None:
     run = make(machine, "team", "r1", 0)
-    names = ["orchestrate-teamr1-reviewer-g2.service", "orchestrate-teamr1-implementer-g1.service"]
-    workers = {("teamr1", "reviewer"): 2, ("teamr1", "implementer"): 3}
-    say(monkeypatch, well(machine, failed=names, workers=workers))
+    gone = unit("reviewer", 2, "inactive", "exit-code")
+    workers = {"teamr1": [unit("implementer", 3, "active", "success"), gone]}
+    say(monkeypatch, well(machine, failed=["orchestrate@old1.service"], workers=workers if lives else {}))
     with contextlib.ExitStack() as open_sockets:
         if lives:
             listener = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
@@ -46,19 +54,47 @@ def test_a_worker_that_has_failed(machine: Home, monkeypatch: pytest.MonkeyPatch
         told = checks(machine)
     if lives:
         state, text, way_out = told["failed-worker"]
-        assert (state, text) == ("warn", "team: the worker of reviewer has failed")
-        assert way_out.endswith("then: `orchestrate restart team --role reviewer --yes`")
+        assert (state, text) == ("warn", "team: the worker of reviewer has ended (exit-code)")
+        assert way_out == "`orchestrate restart team --role reviewer --yes` starts another"
     else:
         assert "failed-worker" not in told
-    # What has a successor already is only remembered.
-    assert told["failed-units"][1] == f"have failed: {', '.join(names[1:] if lives else names)}"
+    assert told["failed-units"][1] == "have failed: orchestrate@old1.service"
     assert told["failed-units"][2].endswith("then: `systemctl --user reset-failed 'orchestrate*'`")
 
 
-def test_the_newest_worker_of_each_role() -> None:
-    names = ["orchestrate-a1-probe-g2.service", "orchestrate-a1-probe-g10.service", "orchestrate@a1.service"]
-    states = [UnitState(name, "loaded", "failed", "failed") for name in names]
-    assert findings._generations(states) == {("a1", "probe"): 10}
+@pytest.mark.parametrize(
+    ("abi", "state", "words"), [(0, "warn", "no Landlock"), (1, "warn", "but-truncation"), (7, "ok", "files-read-only")]
+)
+def test_what_the_kernel_enforces(
+    machine: Home, monkeypatch: pytest.MonkeyPatch, abi: int, state: str, words: str
+) -> None:
+    monkeypatch.setattr(confinement, "abi", lambda: abi)
+    told = checks(machine)["confinement"]
+    assert told[0] == state and words in told[1]
+    assert machine.json("doctor").data["confinement"]["landlock_abi"] == abi
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "state", "words"),
+    [
+        ({}, "worker-service", "ok", "orchestrate-workers.socket listens"),
+        ({"service": []}, "worker-service", "ok", "does not listen"),
+        (
+            {"service": [UnitState("orchestrate-workers.service", "loaded", "failed", "failed")]},
+            "worker-service",
+            "fail",
+            "no worker can be started",
+        ),
+        ({"freezer": True}, "freezer", "ok", "can be paused"),
+        ({"freezer": False}, "freezer", "warn", "cannot be paused"),
+    ],
+)
+def test_how_workers_are_seen_to(
+    machine: Home, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str, state: str, words: str
+) -> None:
+    say(monkeypatch, well(machine, **changes))
+    told = checks(machine)[name]
+    assert told[0] == state and words in told[1]
 
 
 def test_a_bus_without_a_manager(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:

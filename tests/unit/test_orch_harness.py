@@ -50,7 +50,7 @@ def test_trust_and_skills_are_given_only_where_they_were_chosen() -> None:
     assert line[-4:] == ["--skill", "/k/a.md", "--skill", "/k/b.md"]
 
 
-def environment(inherited: dict[str, str], **changes: Any) -> dict[str, str]:
+def environment(**changes: Any) -> dict[str, str]:
     given: dict[str, Any] = {
         "role": "reviewer",
         "token": "0" * 32,
@@ -58,11 +58,11 @@ def environment(inherited: dict[str, str], **changes: Any) -> dict[str, str]:
         "generation": 3,
         "policy": budget.PACKAGED,
     }
-    return harness.environment(inherited, **given | changes)
+    return harness.variables(**given | changes)
 
 
 def test_what_the_bridge_reads() -> None:
-    assert environment({}) == {
+    assert environment() == {
         "PI_TMUX_ORCHESTRATOR_ROLE": "reviewer",
         "PI_TMUX_ORCHESTRATOR_TOKEN": "0" * 32,
         "PI_TMUX_ORCHESTRATOR_SOCKET": "/run/u/a1.sock",
@@ -76,22 +76,10 @@ def test_what_the_bridge_reads() -> None:
 
 def test_thresholds_of_assignments_are_the_guardrails() -> None:
     policy = budget.merge(budget.PACKAGED, budget.overrides(["hard.assignment.provider_calls=9"], budget.HARD))
-    made = environment({}, policy=policy, context_mode=policies.RETAIN)
+    made = environment(policy=policy, context_mode=policies.RETAIN)
     guardrails = json.loads(made["PI_TMUX_ORCHESTRATOR_GUARDRAILS"])
     assert guardrails == {"enforcement": "hard", "hard": {"provider_calls": 9}, "warning": {}}
     assert made["PI_TMUX_ORCHESTRATOR_CONTEXT_MODE"] == "retain"
-
-
-def test_nothing_of_another_worker_or_a_controller_is_inherited() -> None:
-    theirs = {
-        "PI_TMUX_ORCHESTRATOR_TOKEN": "f" * 32,
-        "PI_TMUX_ORCHESTRATOR_SPECIALIST_CONTRACT": "",
-        "PI_TMUX_CONTROLLER": "1",
-        "PI_TMUX_CONTROLLER_HOME": "/c",
-        "PI_TELEMETRY": "1",
-    }
-    inherited = {"PATH": "/usr/bin", "OPENAI_API_KEY": "k"}
-    assert environment(inherited | theirs) == environment({}) | inherited
 
 
 def test_what_a_harness_needs() -> None:

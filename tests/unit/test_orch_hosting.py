@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent_intercom.host import cgroups
-from agent_intercom.host.manager import JobFailed, Manager, ManagerUnreachable, UnitState, Variant
+from agent_intercom.host.manager import JobFailed, Manager, ManagerUnreachable, UnitState
 from agent_intercom.orchestration import hosting, runtime
 from agent_intercom.orchestration.errors import Refusal
 
@@ -36,7 +36,6 @@ class Stage(Manager):
         self.services: dict[str, dict[str, Any]] = {}
         self.others: list[UnitState] = []
         self.done: list[tuple[str, str]] = []
-        self.made: dict[str, dict[str, Variant]] = {}
         self.fault: str | None = None
         self.group = "/nowhere"
         self.installed: list[Any] = [("/opt/lib/orchestrate-broker", [], False)]
@@ -70,12 +69,6 @@ class Stage(Manager):
         self.done.append(("reset", unit))
         return True
 
-    def transient(self, name: str, properties: Any, timeout: float = 0) -> None:
-        self.made[name] = dict(properties)
-        if self.fault:
-            fault, self.fault = self.fault, None
-            raise JobFailed(name, fault)
-
 
 @pytest.fixture
 def stage() -> Stage:
@@ -92,80 +85,12 @@ def test_names(stage: Stage) -> None:
     assert hosting.socket_unit("a1") == "orchestrate@a1.socket"
     assert hosting.service_unit("a1") == "orchestrate@a1.service"
     assert hosting.slice_unit("a1") == "orchestrate-a1.slice"
-    assert hosting.worker_unit("a1", "django", 12) == "orchestrate-a1-django-g12.service"
     for name in (hosting.socket_unit, hosting.service_unit, hosting.slice_unit):
         assert refusal(name, "a-1")[0] == "unit_invalid"
-    assert refusal(hosting.worker_unit, "A", "django", 1)[0] == "unit_invalid"
-    assert refusal(hosting.worker_unit, "a1", "dj*", 1)[0] == "role_invalid"
-    assert refusal(hosting.worker_unit, "a1", "django", 0)[0] == "generation_invalid"
-    for ask in (hosting.workers, hosting.broker, hosting.listen):
+    for ask in (hosting.broker, hosting.listen):
         assert refusal(ask, stage, "*")[0] == "unit_invalid"
     assert refusal(hosting.end, stage, "*", "/run")[0] == "unit_invalid"
-    assert refusal(hosting.stop_workers, stage, "a1", "*")[0] == "role_invalid"
     assert stage.done == []
-
-
-def test_the_launcher_is_beside_the_broker(stage: Stage) -> None:
-    hosting.start_worker(stage, "a1", "probe", 2)
-    (made,) = stage.made.items()
-    assert made[0] == "orchestrate-a1-probe-g2.service"
-    command = ["/opt/lib/orchestrate-worker", "a1", "probe", "2"]
-    assert made[1]["ExecStart"] == ("a(sasb)", [(command[0], command, False)])
-    assert made[1]["Slice"] == ("s", "orchestrate-a1.slice")
-    assert made[1]["Description"] == ("s", "Agent Intercom, worker of run a1")
-    assert not any(name.startswith(("Environment", "WorkingDirectory", "Restart")) for name in made[1])
-
-
-def test_without_units_there_is_no_worker(stage: Stage) -> None:
-    stage.installed = []
-    assert refusal(hosting.start_worker, stage, "a1", "probe", 1)[0] == "startup_failed"
-    assert stage.made == {}
-
-
-@pytest.mark.parametrize(
-    ("service", "why"),
-    [
-        ({"StatusText": "a skill was changed"}, "a skill was changed"),
-        ({"Result": "exit-code", "ExecMainStatus": 203}, "its launcher ended with exit status 203"),
-        ({"Result": "timeout", "ExecMainStatus": 0}, "its unit ended with timeout"),
-        ({}, "its unit ended with failed"),
-    ],
-)
-def test_why_a_worker_did_not_start(stage: Stage, service: dict[str, Any], why: str) -> None:
-    name = "orchestrate-a1-probe-g1.service"
-    stage.services[name] = service
-    stage.fault = "failed"
-    told = refusal(hosting.start_worker, stage, "a1", "probe", 1)
-    assert told == ("startup_failed", f"the worker probe did not start: {why}")
-    assert stage.done == [("stop", name), ("reset", name)]
-
-
-def test_workers_are_told_by_role_and_number(stage: Stage) -> None:
-    for name in (
-        *(
-            "orchestrate-a1-reviewer-g10.service",
-            "orchestrate-a1-reviewer-g9.service",
-            "orchestrate-a1-probe-g1.service",
-        ),
-        *("orchestrate-a12-probe-g1.service", "orchestrate-a1-other.service", "orchestrate-a1-probe-g0.service"),
-    ):
-        stage.services[name] = SERVICE
-    found = hosting.workers(stage, "a1")
-    assert [(worker.role, worker.generation) for worker in found] == [("probe", 1), ("reviewer", 9), ("reviewer", 10)]
-    assert found[0] == hosting.WorkerUnit(
-        "probe", 1, "orchestrate-a1-probe-g1.service", "active", "running", 77, "success", ""
-    )
-    # One that has gone since it was listed.
-    stage.others = [UnitState("orchestrate-a1-django-g1.service", "loaded", "active", "running")]
-    assert len(hosting.workers(stage, "a1")) == 3
-
-
-def test_only_workers_of_the_role_are_ended(stage: Stage) -> None:
-    theirs = [f"orchestrate-a1-{name}.service" for name in ("probe-g1", "reviewer-g1", "reviewer-g2")]
-    for name in (*theirs, "orchestrate-a2-reviewer-g1.service"):
-        stage.services[name] = SERVICE
-    hosting.stop_workers(stage, "a1", "reviewer")
-    assert stage.done == [(step, name) for name in theirs[1:] for step in ("stop", "reset")]
 
 
 def test_a_broker_that_is_not_loaded(stage: Stage) -> None:
@@ -184,17 +109,16 @@ def test_the_end_resets_what_failed(stage: Stage, runtime_dir: str) -> None:
     stage.others = [
         UnitState("orchestrate@a1.service", "loaded", "failed", "failed"),
         UnitState("orchestrate@a1.socket", "loaded", "inactive", "dead"),
-        UnitState("orchestrate-a1-probe-g1.service", "loaded", "failed", "failed"),
-        UnitState("orchestrate-a12-probe-g1.service", "loaded", "active", "running"),
+        UnitState("orchestrate-a1.slice", "loaded", "inactive", "dead"),
+        UnitState("orchestrate-a12.slice", "loaded", "active", "active"),
     ]
     hosting.end(stage, "a1", runtime_dir)
-    failed = ["orchestrate-a1-probe-g1.service", "orchestrate@a1.service"]
-    assert stage.done == [("stop", "orchestrate-a1.slice"), *(("reset", name) for name in failed)]
+    assert stage.done == [("stop", "orchestrate-a1.slice"), ("reset", "orchestrate@a1.service")]
 
 
 @pytest.mark.parametrize("state", ["active", "activating", "deactivating", "reloading"])
 def test_a_unit_that_is_left(stage: Stage, runtime_dir: str, state: str) -> None:
-    stage.others = [UnitState("orchestrate-a1-probe-g1.service", "loaded", state, "")]
+    stage.others = [UnitState("orchestrate-a1.slice", "loaded", state, "")]
     assert refusal(hosting.end, stage, "a1", runtime_dir)[0] == "stop_failed"
 
 
@@ -221,7 +145,7 @@ def test_who_is_left_in_the_control_group(
     monkeypatch.setattr(cgroups, "_ROOTS", (str(tmp_path / "none"), str(tmp_path)))
     monkeypatch.setattr(hosting, "_SETTLING", 0.01)
     group = tmp_path / "nowhere/orchestrate.slice/orchestrate-a1.slice"
-    inner = group / "orchestrate-a1-probe-g1.service"
+    inner = group / "worker-0123456789ab.scope"
     inner.mkdir(parents=True)
     (group / "cgroup.procs").write_text("")
     (inner / "cgroup.procs").write_text("4\n5\n")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +16,9 @@ from agent_intercom.cli.orchestrate.answer import CommandFailure
 from agent_intercom.host.manager import JobFailed, ManagerUnreachable
 from agent_intercom.orchestration import hosting
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers import hosted
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
 from tests.unit.orchcli import Home
 
 START = ("start", "--task", "Canary.", "--harness", "implementer=external", "--harness", "reviewer=external")
@@ -36,9 +41,17 @@ class Stage:
         self.failing: dict[str, BaseException] = {}
         self.done: list[str] = []
         monkeypatch.setattr(launching, "Manager", Bus)
-        for name in ("listen", "start_worker", "end"):
+        for name in ("listen", "end"):
             monkeypatch.setattr(hosting, name, self._step(name))
+        for name in ("start_role", "stop_role"):
+            monkeypatch.setattr(hosted, name, self._step(name))
+        monkeypatch.setattr(hosted, "service", self._service)
         monkeypatch.setattr(launching, "_see_it_serve", self._step("serve"))
+
+    @contextlib.contextmanager
+    def _service(self, *given: object) -> Iterator[None]:
+        self._step("service")()
+        yield
 
     def _step(self, name: str) -> Any:
         def step(*given: object) -> None:
@@ -74,7 +87,9 @@ def test_everything_in_its_order(home: Home, stage: Stage) -> None:
         ("listen", ManagerUnreachable("gone"), "manager_unreachable"),
         ("listen", Refusal("startup_failed", "no units"), "startup_failed"),
         ("serve", CommandFailure("startup_failed", "it does not serve"), "startup_failed"),
-        ("start_worker", Refusal("startup_failed", "no worker"), "startup_failed"),
+        ("service", ManagerUnreachable("gone"), "manager_unreachable"),
+        ("service", WorkerError(Code.UNREACHABLE, "nobody listens"), "startup_failed"),
+        ("start_role", WorkerError(Code.START_FAILED, "no worker"), "startup_failed"),
     ],
 )
 def test_a_step_that_fails_takes_back_what_was_made(
@@ -82,9 +97,18 @@ def test_a_step_that_fails_takes_back_what_was_made(
 ) -> None:
     before = made(home)
     stage.failing[step] = error
-    words = START if step != "start_worker" else START[:3]
+    words = START if step in {"listen", "serve"} else START[:3]
     assert home.json(*words).error[0] == code
     assert stage.done[-1] == "end" and made(home) == before
+
+
+def test_workers_that_were_started_are_ended_before_the_run_is(home: Home, stage: Stage) -> None:
+    data = home.json(*START[:3]).data
+    assert stage.done == ["listen", "serve", "service", "start_role", "start_role"] and data["unit"]
+    stage.done.clear()
+    stage.failing["start_role"] = WorkerError(Code.COMMAND_NOT_FOUND, "it is not there")
+    assert "it is not there" in home.json(*START[:3], "--session", "other").error[1]
+    assert stage.done == ["listen", "serve", "service", "start_role", "service", "stop_role", "end"]
 
 
 def test_an_interruption_takes_back_what_was_made(home: Home, stage: Stage) -> None:

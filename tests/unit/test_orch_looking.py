@@ -295,15 +295,18 @@ def test_a_worker_that_has_ended_can_be_started_again(down: bool) -> None:
 
 def test_what_units_tell(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = runs.make(SESSION, ID, state("connecting"), role("reviewer", state="disconnected"))
-    worker = {"generation": 1, "unit": "x.service", "sub": "", "pid": 0, "result": "exit-code", "status_text": "no pi"}
-    units = [{**worker, "role": "implementer", "active": "active"}, {**worker, "role": "reviewer", "active": "failed"}]
+    common = {"generation": 1, "unit": "worker-0123456789ab.scope", "sub": "", "pid": 0, "status_text": ""}
+    up = {"active": "active", "result": "success", "enforced": ["nothing"], "exit": None}
+    ended = {"active": "inactive", "result": "exit-code", "enforced": [], "exit": {"code": 3, "signal": None, "at": 1}}
+    units = [{**common, **up, "role": "implementer"}, {**common, **ended, "role": "reviewer"}]
     broker = {"active": "active", "sub": "running", "status_text": "2 of 3 workers", "pid": 1, "result": "success"}
     monkeypatch.setattr(looking, "_units", lambda entry: (broker, units))
     with runs.alive(directory):
         found = home.json("status").data
         told = home.call("status").out
     assert (found["broker_unit"], found["workers"]) == (broker, units)
-    assert "broker: runs (2 of 3 workers)\n" in told and "worker: reviewer failed, exit-code: no pi\n" in told
+    assert "broker: runs (2 of 3 workers)\n" in told and "worker: reviewer has ended, with exit status 3\n" in told
+    assert "enforced: implementer: nothing\n" in told
     commands = [each["command"] for each in found["next"]]
     assert f"orchestrate restart {SESSION} --role reviewer --yes" in commands
 

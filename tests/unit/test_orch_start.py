@@ -50,7 +50,7 @@ DATA_KEYS = {
 }
 """Of the contract (section 11.3)."""
 
-OWN_KEYS = {"run_id", "unit", "host", "harness", "environment", "scoped", "external", "warnings"}
+OWN_KEYS = {"run_id", "unit", "host", "harness", "environment", "scoped", "external", "warnings", "workers"}
 
 
 def dry(home: Home, *words: str) -> dict[str, Any]:
@@ -131,6 +131,8 @@ def test_every_key_of_a_preview(home: Home) -> None:
     assert data["worker_context_policy"] == {"version": 1, "overrides": {}}
     assert (data["run_id"], data["unit"], data["host"]) == (None, None, "systemd")
     assert data["harness"] == {"implementer": "pi", "reviewer": "pi"}
+    confined = {name: (one["confined"], one["writable"]) for name, one in data["workers"].items()}
+    assert confined == {"implementer": (False, ["/"]), "reviewer": (True, [])}
     assert {"PATH", "HOME"} <= set(data["environment"]) and data["scoped"] is False
 
 
@@ -167,9 +169,7 @@ PROJECT = '[[projects]]\ndirectory = "{project}"\n'
 
 FLAGS = {
     "--session": Case(("--session", "mine"), ("session",), "mine"),
-    "--context-capsule": Case(
-        ("--context-capsule", "It is old."), ("context_capsule",), {"present": True, "chars": 11}
-    ),
+    "--context-capsule": Case(("--context-capsule", "It is."), ("context_capsule",), {"present": True, "chars": 7}),
     "--context-capsule-file": Case(
         ("--context-capsule-file", "{task}"), ("context_capsule",), {"present": True, "chars": 10}
     ),
@@ -182,6 +182,13 @@ FLAGS = {
         {"name": "economy", "kind": "packaged", "source": "per-run"},
     ),
     "--harness": Case(EXTERNAL, ("harness",), {"implementer": "external", "reviewer": "external"}),
+    "--worker-command": Case(
+        ("--worker-command", "reviewer=cat '-n' \"a b\""),
+        ("workers", "reviewer", "command"),
+        ["/usr/bin/cat", "-n", "a b"],
+        ("--harness", "reviewer=command"),
+        '[harness.command]\ncommand = ["true"]\n',
+    ),
     "--worker-skill": Case(
         ("--worker-skill", "reviewer={task}"), ("worker_resources", "skills", "reviewer"), ["{task}"]
     ),

@@ -177,8 +177,15 @@ def test_of_a_policy_that_is_damaged_the_soft_budgets_are_left(home: Home, runs:
 
 
 def units(monkeypatch: pytest.MonkeyPatch, **roles: str) -> None:
-    """What the service manager says of workers, whose launchers have done their part."""
-    common = {"generation": 1, "unit": "x.service", "sub": "", "pid": 0, "result": "signal", "status_text": "launched"}
+    """What the service manager says of workers, and their places of those that have ended."""
+    common: dict[str, Any] = {
+        "generation": 1,
+        "unit": "worker-0123456789ab.scope",
+        "sub": "",
+        "pid": 0,
+        "status_text": "",
+    }
+    common |= {"result": "signal", "enforced": ["nothing"], "exit": {"code": None, "signal": 9, "at": 1}}
     found = [{**common, "role": name, "active": active} for name, active in roles.items()]
     monkeypatch.setattr(looking, "_units", lambda entry: (None, found))
 
@@ -193,7 +200,7 @@ def test_a_worker_that_was_killed(home: Home, runs: Runs, monkeypatch: pytest.Mo
         found = home.json("status").data
         told = home.call("status").out
         _, row = home.call("list").out.splitlines()
-    assert "worker: reviewer failed, signal\n" in told
+    assert "worker: reviewer has ended, by signal 9\n" in told
     assert found["next"][0]["command"] == f"orchestrate restart {SESSION} --role reviewer --yes"
     assert row.removesuffix(str(home.project)).rstrip()[-1].isalpha() and "reviewer" in row
 

@@ -7,16 +7,17 @@ kind once for each assignment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
-from agent_intercom.orchestration import harness
+from agent_intercom.orchestration import contract, harness
 from agent_intercom.orchestration.manifest import RoleRecord
 from agent_intercom.orchestration.rundir import Run
 from agent_intercom.orchestration.runtime import RunPlace, WorkerPlace
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.spec import Confinement
 
 BRIDGE: Final = "orchestrate-bridge"
 """The bridge of the driver `command`, beside the other launchers of an installation."""
@@ -43,6 +44,18 @@ def drive(run: Run, role: str, place: RunPlace, library: str) -> Driven:
     if record.harness == harness.COMMAND:
         return _command(record, place.workers.get(role, WorkerPlace()), library, role)
     return _pi(run, role, record, place)
+
+
+def confinement(worker: WorkerPlace, role: str, project: str, writable: Sequence[str] = ()) -> Confinement | None:
+    """What the kernel is to refuse the worker of a role; None: nothing.
+
+    `writable` are the directories that its driver has to be able to write; those that are not there are left out. The
+    implementer may always change the project. One that is not confined and may not use the network writes everywhere.
+    """
+    if not worker.confined:
+        return None if worker.network else Confinement(["/"], False, worker.required)
+    places_ = [*writable, *worker.writable, *([project] if role == contract.IMPLEMENTER else [])]
+    return Confinement([each for each in places_ if path.isdir(each)], worker.network, worker.required)
 
 
 def _command(record: RoleRecord, worker: WorkerPlace, library: str, role: str) -> Driven:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent_intercom.host import privatefiles
@@ -104,19 +104,18 @@ def _of_role(role: str, what: str) -> Iterator[None]:
 
 
 def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
-    """The workers of a run by role and generation: those that run, and the last of each role. Raises ManagerError."""
-    known = places.run_workers(runtime_dir, unit)
-    newest = {worker.role: worker.generation for worker in known}
+    """The workers of a run by role and generation: those that run, and of roles without one the last that did.
+
+    Raises ManagerError.
+    """
     found = []
-    for worker in known:
+    for worker in places.run_workers(runtime_dir, unit):
         match = contract.UNIT.fullmatch(worker.unit)
         if match is None:
             continue
         scope = _scope(manager, worker.unit)
         ended = _exit(places.exit_file(places.of_run_worker(runtime_dir, unit, match["incarnation"])))
         active = str(scope["ActiveState"]) if scope else "inactive"
-        if active not in _UP and worker.generation < newest[worker.role]:
-            continue
         found.append(
             WorkerUnit(
                 worker.role,
@@ -131,7 +130,13 @@ def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
                 ended,
             )
         )
-    return found
+    return [worker for worker in found if worker.up or worker == _last(found, worker.role)]
+
+
+def _last(found: Sequence[WorkerUnit], role: str) -> WorkerUnit:
+    """The worker of a role that counts where none runs: of the last generation, the one that ended last."""
+    theirs = (worker for worker in found if worker.role == role)
+    return max(theirs, key=lambda worker: (worker.up, worker.generation, worker.exit.at if worker.exit else 0))
 
 
 def _scope(manager: Manager, name: str) -> dict[str, Any] | None:

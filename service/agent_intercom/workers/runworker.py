@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import path
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ from agent_intercom.workers import harness as drivers
 from agent_intercom.workers.bridge.settings import STATE_ENVIRONMENT
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
-from agent_intercom.workers.spec import Confinement, Launch
+from agent_intercom.workers.spec import Launch
 
 
 class Prepared(NamedTuple):
@@ -119,7 +119,7 @@ def prepare(
         directory=run.manifest.project,
         exit_file=places.exit_file(own_place),
         scratch=scratch,
-        confinement=confinement(own, role, run.manifest.project, driven.writable),
+        confinement=drivers.confinement(own, role, run.manifest.project, driven.writable),
         stdin=driven.stdin,
     )
     return Prepared(
@@ -132,18 +132,6 @@ def prepare(
         confined=confined,
         runtime_ms=own.runtime_ms,
     )
-
-
-def confinement(worker: WorkerPlace, role: str, project: str, writable: Sequence[str] = ()) -> Confinement | None:
-    """What the kernel is to refuse the worker of a role; None: nothing.
-
-    `writable` are the directories that its driver has to be able to write; those that are not there are left out. The
-    implementer may always change the project. One that is not confined and may not use the network writes everywhere.
-    """
-    if not worker.confined:
-        return None if worker.network else Confinement(["/"], False, worker.required)
-    places_ = [*writable, *worker.writable, *([project] if role == contract.IMPLEMENTER else [])]
-    return Confinement([each for each in places_ if path.isdir(each)], worker.network, worker.required)
 
 
 def _check(run: rundir.Run, unit: str, role: str) -> None:

@@ -31,6 +31,9 @@ from agent_intercom.workers.watching import Watch, now_ms
 FORGETTING: Final = frozenset({StopReason.REQUESTED, StopReason.PARENT, StopReason.RUN, StopReason.START_FAILED})
 """Why a worker was ended that nobody is going to restart: what it was started with is removed with it."""
 
+_TOLD: Final = frozenset({"", StopReason.RUNTIME, StopReason.CHILDREN})
+"""Why a worker of a run ended where nobody asked for it."""
+
 _FROZEN: Final = "frozen"
 
 

@@ -23,7 +23,6 @@ from agent_intercom.orchestration.config.sources import PACKAGED, Source
 from agent_intercom.orchestration.config.workerplan import RULES
 from agent_intercom.orchestration.contract import SPECIALISTS
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.orchestration.harness import COMMAND
 
 
 class Setting(NamedTuple):
@@ -113,13 +112,8 @@ def _settings(configuration: Configuration | None, project: str) -> dict[str, Se
     for role, worker in of_all.roles.items():
         for key in ("provider", "model", "thinking", "harness"):
             settings[f"roles.{role}.{key}"] = Setting(getattr(worker, key), worker.sources[key])
-        if worker.harness == COMMAND:
-            settings[f"harness.command.roles.{role}"] = Setting(list(worker.command) or None, worker.sources["command"])
-        for key in RULES:
-            value = getattr(worker, key)
-            shown = list(value) if isinstance(value, tuple) else value
-            settings[f"workers.roles.{role}.{key}"] = Setting(shown, worker.sources[key])
     settings |= _budget(made)
+    settings |= _workers(configuration, of_all)
     own: dict[str, Any] = {
         "harness.pi.command": made.pi_command,
         "harness.pi.bridge": made.pi_bridge,
@@ -132,6 +126,30 @@ def _settings(configuration: Configuration | None, project: str) -> dict[str, Se
         source = Source("user", configuration.own_file, key) if key in configuration.own_keys else PACKAGED
         settings[key] = Setting(value, source)
     return settings
+
+
+def _workers(configuration: Configuration, made: Plan) -> dict[str, Setting]:
+    """What every worker may do and use, and what a table of one role says of that."""
+    every, own, file = configuration.workers.every, configuration.harness, configuration.own_file
+    found: dict[str, Setting] = {}
+    for key, packaged in RULES.items():
+        value = getattr(every, key)
+        packaged = list(packaged) if isinstance(packaged, tuple) else packaged
+        found[f"workers.{key}"] = Setting(packaged, PACKAGED) if value is None else _own(value, file, f"workers.{key}")
+    for role, worker in made.roles.items():
+        for key in RULES:
+            if worker.sources[key].word == "role":
+                name = f"workers.roles.{role}.{key}"
+                found[name] = _own(getattr(worker, key), file, name)
+    key = "harness.command.command"
+    found[key] = Setting(None, PACKAGED) if own.command is None else _own(own.command, file, key)
+    for role, words in own.role_commands.items():
+        found[f"harness.command.roles.{role}"] = _own(words, file, f"harness.command.roles.{role}")
+    return found
+
+
+def _own(value: Any, file: str, key: str) -> Setting:
+    return Setting(list(value) if isinstance(value, tuple) else value, Source("user", file, key))
 
 
 def _budget(made: Plan) -> dict[str, Setting]:

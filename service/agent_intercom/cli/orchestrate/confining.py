@@ -10,7 +10,7 @@ from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate.answer import JsonObject
 from agent_intercom.orchestration.contract import IMPLEMENTER
 from agent_intercom.orchestration.runtime import WorkerPlace
-from agent_intercom.workers import confinement, runworker
+from agent_intercom.workers import confinement, harness
 from agent_intercom.workers.spec import Confinement
 
 _LIMITS = ("memory_max", "memory_high", "tasks_max", "runtime_ms")
@@ -51,7 +51,7 @@ def lines(workers: Mapping[str, WorkerPlace], project: str) -> Iterator[str]:
 
 def enforced(worker: WorkerPlace, role: str, project: str) -> tuple[str, ...]:
     """The words of what the kernel of this machine enforces of a worker."""
-    return confinement.plan(runworker.confinement(worker, role, project), confinement.abi())
+    return confinement.plan(harness.confinement(worker, role, project), confinement.abi())
 
 
 def _writable(worker: WorkerPlace, role: str, project: str) -> list[str]:

@@ -77,5 +77,6 @@ def _unseen() -> dict[str, Any]:
         "budget_policy": dict.fromkeys(("config_path", "configured", "effective")),
         "paths": dict.fromkeys(("state_root", "config", "model_config", "budget_config", "project")),
         "systemd": None,
+        "confinement": None,
         "runs": None,
     }

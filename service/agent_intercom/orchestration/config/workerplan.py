@@ -14,7 +14,7 @@ from agent_intercom.orchestration.errors import Refusal
 
 INVALID_ARGUMENTS: Final = "invalid_arguments"
 
-_PACKAGED_RULES: Final[Mapping[str, Any]] = {
+RULES: Final[Mapping[str, Any]] = {
     "confine": packaged.CONFINE,
     "required": False,
     "writable": (),
@@ -24,10 +24,7 @@ _PACKAGED_RULES: Final[Mapping[str, Any]] = {
     "tasks_max": packaged.TASKS_MAX,
     "runtime_minutes": None,
 }
-
-
-RULES: Final = tuple(_PACKAGED_RULES)
-"""What a worker may do and use, by the names of `plan.PlannedRole` and of `[workers]`."""
+"""What a worker may do and use, by the names of `plan.PlannedRole` and of `[workers]`, with what is packaged."""
 
 
 class Hosted(Protocol):
@@ -79,7 +76,7 @@ def rules_of(role: str, configuration: Configuration) -> tuple[dict[str, Any], d
     own, writes = found.roles.get(role, WorkerRules()), role == contract.IMPLEMENTER
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
-    for name, packaged_value in _PACKAGED_RULES.items():
+    for name, packaged_value in RULES.items():
         if name == "confine" and writes:
             every, packaged_value = None, False
         else:

@@ -89,7 +89,15 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
         },
     ),
     "config": (("show",), {**PROJECT, "check|show": ((), "action", "show")}),
-    "report": ((), {"--file": (("--file", "r"), "file", "r")}),
+    "report": (
+        (),
+        {
+            "--file": (("--file", "r"), "file", "r"),
+            "--summary": (("--summary", "Done."), "summary", "Done."),
+            "--verdict": (("--verdict", "approve"), "verdict", "approve"),
+            "--usage-file": (("--usage-file", "u"), "usage_file", "u"),
+        },
+    ),
     "progress": (
         ("--phase", "tool"),
         {
@@ -169,7 +177,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_flag(command: str, flag: str)
 
 def shown(sub: argparse.ArgumentParser) -> set[str]:
     """What `--help` shows of a command: its long options and the names of its words."""
-    names = set()
+    names: set[str] = set()
     for action in sub._actions:
         if isinstance(action, argparse._SubParsersAction) or action.help == argparse.SUPPRESS:
             continue

@@ -336,6 +336,8 @@ def test_status_of_all(home: Home, service: Service) -> None:
     said = home.call("worker", "status")
     assert said.out.startswith("worker service: version 0.1.0, 1 live, systemd 257\n") and ID in said.out
     assert home.json("worker", "status").data["health"]["live"] == 1
+    service.answers["health"] = {"version": "0.1.0", "live": 0, "systemd": None, "confinement": []}
+    assert "no service manager answers it\nthe kernel can enforce: nothing\n" in home.call("worker", "status").out
 
 
 def test_logs(home: Home, service: Service) -> None:
@@ -527,3 +529,15 @@ def test_names_complete_from_nobody_where_nobody_listens(home: Home, capfd: pyte
     capfd.readouterr()
     assert completing.print_words("orchestrate", ["worker", "stop", ""]) == 0
     assert capfd.readouterr().out == ""
+
+
+def test_run_hands_over_to_the_bridge(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+
+    def main(words: list[str]) -> int:
+        told.append(words)
+        return 3
+
+    monkeypatch.setattr("agent_intercom.workers.bridge.main.main", main)
+    assert home.call("worker", "run", "--", "--odd", "--json", "--").code == 3
+    assert told == [["--", "--odd", "--json", "--"]]

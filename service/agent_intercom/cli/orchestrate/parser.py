@@ -87,7 +87,7 @@ def build(program: str, version: str) -> Parser:
     _steering(adding)
     _tending(adding)
     _supervisor(adding)
-    workerflags.add_reporting(adding, _lazy)
+    workerflags.add_reporting(Adding(program, commands, workerflags.REPORTING_EXITS), _lazy)
     _worker(Adding(program, commands, workerflags.EXITS), program)
     return parser
 

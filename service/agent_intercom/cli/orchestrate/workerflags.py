@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -25,7 +25,23 @@ MEANINGS: Final = {
     5: "it is not, or no longer, as the command needs it",
     6: "not permitted",
 }
-EXITS: Final = "exit codes:\n" + "".join(f"  {code}  {text}\n" for code, text in MEANINGS.items())
+REPORTING: Final = {
+    0: "accepted, or told; the answer says which",
+    1: "failed; the code tells what",
+    2: "wrong usage, or a report that is no report; nothing was told",
+    3: "not now: it may be said again",
+    5: "nobody waits for it any more",
+    6: "the role may not say this",
+}
+
+
+def _exits(meanings: Mapping[int, str]) -> str:
+    return "exit codes:\n" + "".join(f"  {code}  {text}\n" for code, text in meanings.items())
+
+
+EXITS: Final = _exits(MEANINGS)
+REPORTING_EXITS: Final = _exits(REPORTING)
+"""What `--help` of commands about workers says of exit codes, and that of `report` and `progress`."""
 
 UNTIL: Final = ("ready", "idle", "end", "checkpoint", *(state for state in State if state != State.READY))
 NOTICES: Final = (State.READY, State.WORKING, State.WAITING)
@@ -48,12 +64,13 @@ def add(adding: Adding, lazy: Lazy) -> None:
 def add_reporting(adding: Adding, lazy: Lazy) -> None:
     """`report` and `progress`, which the command of a worker in a run calls."""
     with adding.command(
-        "report", lazy("reporting", "report"), "report what became of an assignment", "report --file report.json"
+        "report", lazy("reporting", "report"), "report what became of an assignment", "report --summary 'It is done.'"
     ) as sub:
         sub.description = "Report what became of an assignment. For the command of a worker in a run."
-        sub.add_argument("--file", metavar="FILE", default="-", help="the report, JSON; - reads standard input (-)")
-        sub.add_argument("--summary", metavar="TEXT", help="a report that is only this text, instead of --file")
-        sub.add_argument("--verdict", metavar="VERDICT", help="with --summary: what the role decides")
+        said = sub.add_mutually_exclusive_group()
+        said.add_argument("--file", metavar="FILE", help="the report, JSON; - reads standard input (default)")
+        said.add_argument("--summary", metavar="TEXT", help="a report in words only")
+        sub.add_argument("--verdict", metavar="VERDICT", help="with --summary: what a reviewer decides")
         sub.add_argument("--usage-file", metavar="FILE", help="what it has used, JSON; - reads standard input")
     with adding.command(
         "progress", lazy("reporting", "progress"), "tell what a worker is at", "progress --phase tool"

@@ -12,6 +12,6 @@ def run(options: argparse.Namespace) -> int:
     """Hand over to the bridge; its exit code."""
     if not options.arguments:
         raise calling.refuse("nothing is to run", f"`{options.program} worker run -- COMMAND…` says what.")
-    from importlib import import_module
+    from agent_intercom.workers.bridge.main import main
 
-    return int(import_module("agent_intercom.workers.bridge.main").main(options.arguments))
+    return main(["--", *options.arguments])

@@ -92,7 +92,8 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
 def health(data: Mapping[str, Any]) -> Iterator[str]:
     """The worker service."""
     confined = ", ".join(map(words, data.get("confinement") or [])) or "nothing"
-    yield f"worker service: version {data['version']}, {data['live']} live, systemd {data['systemd']}"
+    manager = f"systemd {data['systemd']}" if data["systemd"] else "no service manager answers it"
+    yield f"worker service: version {data['version']}, {data['live']} live, {manager}"
     yield f"the kernel can enforce: {confined}"
 
 

@@ -70,8 +70,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
             startup=Startup(task=f"{CANARY} task", role_tasks={"django": "x\n", "probe": "y\n"}),
         )
         run = rundir.create(str(tmp_path / "state"), "s", "r", spec, Now(0, 1_785_585_600_123))
-        for name in ("reviewer", "implementer", "django"):
-            Path(run.manifest.roles[name].session_dir).mkdir(parents=True, exist_ok=True)
         made = Place(run, Path(short), home, skill)
         write(made)
         yield made
@@ -171,6 +169,7 @@ def test_any_program_is_called_by_our_bridge(place: Place) -> None:
     assert (made.driver, made.launch.stdin) == ("command", False)
     assert made.launch.arguments == ["/opt/lib/orchestrate-bridge", "--", *COMMAND]
     assert made.launch.environment["PI_TMUX_ORCHESTRATOR_TOKEN"] == place.run.tokens["django"]
+    assert made.launch.environment["AGENT_INTERCOM_WORKER_STATE"] == f"{place.run.path}/sessions/django"
     assert made.launch.confinement == Confinement([f"{place.run.path}/sessions/django"], True, False)
     write(place, django=WorkerPlace())
     assert "what runs in this role" in refused(place, "django")
@@ -233,6 +232,15 @@ def test_the_system_prompt_is_written_anew(place: Place) -> None:
     prepare(place)
     assert "reviewer" in file.read_text() and CANARY not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_the_directory_of_sessions_is_there_and_private(place: Place) -> None:
+    sessions = Path(place.run.path, "sessions/reviewer")
+    prepare(place)
+    assert stat.S_IMODE(sessions.stat().st_mode) == 0o700
+    sessions.rmdir()
+    sessions.symlink_to(place.home)
+    assert "cannot be made" in refused(place)
 
 
 def test_a_skill_that_was_changed(place: Place) -> None:

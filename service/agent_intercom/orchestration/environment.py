@@ -55,7 +55,7 @@ NEVER: Final = (
     _group(
         "the work and the directory of one worker",
         "AGENT_INTERCOM_ASSIGNMENT_* AGENT_INTERCOM_BRIDGE_SOCKET AGENT_INTERCOM_ROUND AGENT_INTERCOM_SCRATCH"
-        " AGENT_INTERCOM_TASK_FILE AGENT_INTERCOM_READ_ONLY",
+        " AGENT_INTERCOM_TASK_FILE AGENT_INTERCOM_READ_ONLY AGENT_INTERCOM_MESSAGES AGENT_INTERCOM_CHECKOUT",
     ),
     _group(
         "the service manager's word to one process",

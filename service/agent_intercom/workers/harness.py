@@ -22,15 +22,19 @@ from agent_intercom.workers.spec import Confinement
 BRIDGE: Final = "orchestrate-bridge"
 """The bridge of the driver `command`, beside the other launchers of an installation."""
 
+STATE_ENVIRONMENT: Final = "AGENT_INTERCOM_WORKER_STATE"
+"""Where our bridge keeps what has to outlive it."""
+
 _PI_DIRECTORY: Final = "PI_CODING_AGENT_DIR"
 _PI_DEFAULT: Final = ".pi/agent"
 
 
 class Driven(NamedTuple):
-    """What is started for a role: its words, the directories that it has to be able to write, and whether its input
-    must not end."""
+    """What is started for a role: its words, the variables that its driver needs, the directories that it has to be
+    able to write, and whether its input must not end."""
 
     arguments: list[str]
+    variables: dict[str, str]
     writable: list[str]
     stdin: bool
 
@@ -61,7 +65,8 @@ def confinement(worker: WorkerPlace, role: str, project: str, writable: Sequence
 def _command(record: RoleRecord, worker: WorkerPlace, library: str, role: str) -> Driven:
     if not worker.command:
         raise WorkerError(Code.START_FAILED, "the run does not say what runs in this role", role)
-    return Driven([path.join(library, BRIDGE), "--", *worker.command], [record.session_dir], False)
+    state = record.session_dir
+    return Driven([path.join(library, BRIDGE), "--", *worker.command], {STATE_ENVIRONMENT: state}, [state], False)
 
 
 def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:
@@ -83,7 +88,7 @@ def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:
         skills=[skill.path for skill in record.skills or ()],
         approve=run.manifest.approve_project,
     )
-    return Driven(arguments, [record.session_dir, *_pi_state(place.environment)], True)
+    return Driven(arguments, {}, [record.session_dir, *_pi_state(place.environment)], True)
 
 
 def _pi_state(environment: Mapping[str, str]) -> list[str]:

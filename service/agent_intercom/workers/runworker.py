@@ -76,7 +76,7 @@ def prepare(
     worker: str = "",
     library: str | None = None,
 ) -> Prepared:
-    """What the worker of a role is started with; writes the role's system prompt, and makes nothing else.
+    """What the worker of a role is started with; makes the directory of its sessions and writes its system prompt.
 
     `generation` is the one that the run's broker expects, `worker` the id in the registry (the incarnation where it has
     none yet), `library` the directory of the launchers, by default that of this program. Whoever starts it makes its
@@ -91,6 +91,7 @@ def prepare(
         run = rundir.open_run(place.directory)
         _check(run, unit, role)
         added = _bridge_variables(run, runtime_dir, unit, role, generation)
+        _make_state(run.manifest.roles[role].session_dir, role)
         if run.manifest.roles[role].harness == harness.PI:
             _write_system_prompt(run, role)
         else:
@@ -111,7 +112,7 @@ def prepare(
         scratch=scratch,
         confined=confined,
         read_only=confined and role != contract.IMPLEMENTER,
-        added=added,
+        added=added | driven.variables,
     )
     launch = Launch(
         arguments=driven.arguments,
@@ -187,6 +188,18 @@ def _check_skill(skill: Skill) -> None:
         raise Refusal("skill_changed", f"a skill of the run {refusal.text}", "skills") from refusal
     if found != skill:
         raise Refusal("skill_changed", "a skill was changed after the run was started with it", "skills")
+
+
+def _make_state(directory: str, role: str) -> None:
+    """Make the directory that a role's workers have in common: one that is confined cannot make it itself."""
+    try:
+        for step in (path.dirname(directory), directory):
+            if not path.lexists(step):
+                os.mkdir(step, 0o700)
+            privatefiles.check_directory(step)
+    except OSError as error:
+        text = f"the directory of its sessions cannot be made: {os.strerror(error.errno or 0)}"
+        raise Refusal("run_unwritable", text, role) from error
 
 
 def _write_system_prompt(run: rundir.Run, role: str) -> None:

@@ -15,11 +15,10 @@ from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.orchestration import environment
 from agent_intercom.workers.contract import NAME, Code
 from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.terms import KEY_LENGTH
 
 DRIVER: Final = "command"
 """What drives a program that speaks no protocol."""
-
-KEY_LENGTH: Final = 64
 
 TIMEOUT: Final = 60.0
 """Seconds: for a service that has to be started first, and then for the job of a scope unit."""

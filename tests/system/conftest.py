@@ -38,6 +38,7 @@ TESTBED = ROOT / "tests/testbed"
 SITE = "/usr/lib/agent-intercom/site"
 SOCKETS = ("intercom.socket", "intercom-gateway.socket")
 SERVICE = "intercom.service"
+WORKERS = ("orchestrate-workers.socket", "orchestrate-workers.service", "orchestrate-workers.slice")
 
 
 def _load_testbed() -> ModuleType:
@@ -174,7 +175,7 @@ class Bed:
             # Tests open modes on purpose; systemd relies on those of its nodes for what is to be inaccessible.
             runtime = f"/run/user/{uid}"
             self.run(f"chmod 0700 {runtime} /home/{user} && chmod 0000 {runtime}/systemd/inaccessible/*")
-            self.as_user(user, ["systemctl", "--user", "stop", *SOCKETS, SERVICE], check=False)
+            self.as_user(user, ["systemctl", "--user", "stop", *SOCKETS, SERVICE, *WORKERS], check=False)
             home = self.root / f"home/{user}"
             for path in (".pi", ".local", ".config", ".cache"):
                 shutil.rmtree(home / path, ignore_errors=True)

@@ -170,3 +170,24 @@ def test_a_reader_sees_no_line_twice_or_out_of_order_while_it_is_written(tmp_pat
             assert whole == list(range(whole[0], whole[0] + len(whole))) if whole else True
     finally:
         writer.join(PATIENCE)
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ring.Ring(str(tmp_path))
+    kept.write(lines(0, HALF // 10))
+    opened, turns = ring._opened, iter(range(1, 4))
+
+    def opening(name: str) -> int | None:
+        descriptor = opened(name)
+        if turn := next(turns, 0):
+            kept.write(lines(turn * 1_000_000, HALF // 10))
+        return descriptor
+
+    monkeypatch.setattr(ring, "_opened", opening)
+    found = ring.read(str(tmp_path), ring.SIZE)
+    kept.close()
+    expected = b"".join(lines(turn * 1_000_000, HALF // 10) for turn in range(4))
+    assert expected.endswith(found)
+    assert len(found) >= HALF

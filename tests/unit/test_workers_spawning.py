@@ -80,9 +80,10 @@ def test_a_waiting_launcher_shows_and_has_nothing(stage: Stage, monkeypatch: pyt
         assert (proc / "environ").read_bytes() == b""
         assert os.readlink(proc / "cwd") == "/"
         assert os.getsid(gated.pid) == gated.pid
-        descriptors = {os.readlink(entry) for entry in (proc / "fd").iterdir() if int(entry.name) > 2}
-        # It may be reading its own modules.
-        assert not any(target.startswith(("pipe:", "socket:")) for target in descriptors)
+        for entry in (proc / "fd").iterdir():
+            # It may be reading its own modules, which come and go.
+            with contextlib.suppress(FileNotFoundError):
+                assert int(entry.name) < 3 or not os.readlink(entry).startswith(("pipe:", "socket:"))
 
     try:
         with_gated(stage, body)

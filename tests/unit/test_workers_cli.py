@@ -203,6 +203,7 @@ class Systemd:
     def __init__(self, service: Service, refusal: manager.ManagerError | None = None) -> None:
         self.service = service
         self.refusal = refusal
+        self.listens = True
         self.started: list[str] = []
 
     def __call__(self, environ: object = None) -> Systemd:
@@ -218,7 +219,8 @@ class Systemd:
         if self.refusal is not None:
             raise self.refusal
         self.started.append(unit)
-        self.service.listen()
+        if self.listens:
+            self.service.listen()
 
 
 def test_start_has_the_service_listened_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +230,16 @@ def test_start_has_the_service_listened_for(home: Home, monkeypatch: pytest.Monk
         started(service)
         assert home.call("worker", "start", "--", "true").code == 0
         assert systemd.started == [SOCKET_UNIT]
+
+
+def test_a_socket_unit_whose_address_was_removed_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(home.runtime, listening=False) as service:
+        systemd = Systemd(service)
+        systemd.listens = False
+        monkeypatch.setattr(manager, "Manager", systemd)
+        said = home.json("worker", "start", "--", "true")
+        assert said.code == 3 and said.error[0] == "workers_unreachable"
+        assert f"`systemctl --user restart {SOCKET_UNIT}`" in said.error[1]
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,23 @@ def connected(caller: Caller, environ: Mapping[str, str], *, begin: bool = False
         if not begin:
             raise NobodyListens from error
         _listen(environ)
-        opened = client.__enter__()
+        opened = _entered(client)
     try:
         yield Asking(opened, caller)
     finally:
         client.close()
+
+
+def _entered(client: Client) -> Client:
+    """The connection where systemd has just said that it listens."""
+    try:
+        return client.__enter__()
+    except WorkerError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+            raise
+        # Its address was removed, or is another one: systemd looks at neither.
+        text = f"{SOCKET_UNIT} is up, and nobody listens at its address: `systemctl --user restart {SOCKET_UNIT}`"
+        raise WorkerError(Code.UNREACHABLE, text, "socket") from error
 
 
 @contextmanager

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`orchestrate worker` and `agent-intercom-fleet` as installed, with a real systemd and the real worker service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.system.conftest import Bed
+
+UNITS = ("orchestrate-workers.socket", "orchestrate-workers.service", "orchestrate-workers.slice")
+SCOPE = "scope-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def ended(bed: Bed) -> Iterator[None]:
+    """Nothing of the worker service is left for the next test."""
+    yield
+    bed.as_user("alice", ["systemctl", "--user", "stop", *UNITS], check=False)
+
+
+def told(bed: Bed, *words: str, code: int = 0) -> dict[str, Any]:
+    """What `orchestrate worker … --json` says, which ends with `code`."""
+    command = ["env", f"AGENT_INTERCOM_SCOPE_ID={SCOPE}", "/usr/bin/orchestrate", "--json", "worker", *words]
+    done = bed.as_user("alice", command, check=False)
+    assert (done.returncode, done.stderr) == (code, ""), done.stdout + done.stderr
+    envelope: dict[str, Any] = json.loads(done.stdout)
+    assert envelope["command"] == "worker" and envelope["success"] is (code == 0)
+    found: dict[str, Any] = envelope["error" if code else "data"]
+    return found
+
+
+def fleet(bed: Bed, action: str, **params: Any) -> dict[str, Any]:
+    """What `agent-intercom-fleet` answers."""
+    call = {"managerSessionId": "mgr-1", "cwd": "/home/alice", "params": {"action": action, **params}}
+    script = f"printf %s '{json.dumps(call)}' | /usr/bin/agent-intercom-fleet"
+    found: dict[str, Any] = json.loads(bed.as_user("alice", script, check=False).stdout)
+    return found
+
+
+def test_a_worker_from_its_start_to_its_end(bed: Bed) -> None:
+    assert told(bed, "list") == {"workers": [], "hidden": 0, "service": False}
+    started = told(
+        bed, "start", "review", "--read-only", "--keep-output", "--task", "Look.", "--directory", "/home/alice",
+        "--", "sh", "-c", "cat $AGENT_INTERCOM_TASK_FILE; touch /home/alice/no; exec sleep 1000",
+    )["worker"]  # fmt: skip
+    assert started["name"] == "review" and started["state"] == "registering"
+    assert told(bed, "start", "review", "--", "true", code=5)["code"] == "name_taken"
+    status = told(bed, "status", "review")
+    assert status["unit"]["active"] == "active" and "sleep" in {each["name"] for each in status["processes"]}
+    assert [each["name"] for each in told(bed, "list")["workers"]] == ["review"]
+    assert told(bed, "pause", started["id"][:6])["worker"]["state"] == "paused"
+    assert told(bed, "resume", "review")["worker"]["state"] != "paused"
+    assert told(bed, "rename", "review", "audit")["worker"]["name"] == "audit"
+    output = told(bed, "logs", "audit", "--output")["output"]
+    assert output.startswith("Look.\n") and "/home/alice/no" in output
+    assert not (bed.root / "home/alice/no").exists()
+    assert fleet(bed, "stop", id="audit")["code"] == "worker_not_found"
+    assert told(bed, "wait", "audit", "--timeout", "1ms", code=1)["code"] == "timed_out"
+    assert told(bed, "forget", "audit", "--yes", code=5)["code"] == "worker_live"
+    assert told(bed, "stop", "audit", "--yes")["worker"]["state"] == "stopped"
+    assert told(bed, "wait", "audit")["reached"] is True
+    assert told(bed, "status", "audit")["unit"] is None
+    assert [each["name"] for each in told(bed, "prune")["candidates"]] == ["audit"]
+    assert [each["name"] for each in told(bed, "forget", "audit", "--yes")["forgotten"]] == ["audit"]
+    assert told(bed, "status", "audit", code=4)["code"] == "worker_not_found"
+
+
+def test_a_worker_of_an_agent(bed: Bed) -> None:
+    spawned = fleet(bed, "spawn", id="job", command=["sh", "-c", "exit 7"])
+    assert spawned["ok"] is True, spawned
+    assert spawned["result"]["details"]["worker"]["owner"]["name"] == "mgr-1"
+    waited = fleet(bed, "wait", id="job")["result"]
+    assert waited["details"]["worker"]["ended"]["exit_code"] == 7 and "exit 7" in waited["text"]
+    assert fleet(bed, "spawn", command=["/no/such"])["code"] == "command_not_found"
+    again = fleet(bed, "restart", id="job")
+    assert again["result"]["details"]["worker"]["generation"] == 2
+    fleet(bed, "wait", id="job")
+    assert "job" in fleet(bed, "prune", acknowledge=True)["result"]["text"]
+    assert fleet(bed, "doctor")["result"]["details"]["live"] == 0
+    assert fleet(bed, "cleanup")["result"]["details"]["candidates"] == []
+    assert fleet(bed, "_heartbeat")["result"]["details"]["checkpointRequests"] == []

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bench of workers works: an installed launcher is started into scope units and measured, however fast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parents[1] / "bench" / "workers.py"
+
+
+def test_every_figure_is_measured(bed: Any) -> None:
+    inside = "/usr/local/lib/bench-workers.py"
+    (bed.root / inside[1:]).write_bytes(BENCH.read_bytes())
+    command = ["/usr/bin/python3", "-B", inside, "--inside", "--rounds", "1", "--together", "2"]
+    found = json.loads(bed.as_user("alice", command).stdout)
+    figures = {name: values for one in found for name, values in one.items()}
+    memory = {f"{kind} of {count}" for kind in ("PSS", "RSS", "private") for count in (1, 2)}
+    assert set(figures) == {"start", "start, many at once", *memory}
+    assert set(figures["start"]) == {"worker", "bare", "interpreter"}
+    assert all(value > 0 for values in figures.values() for value in values.values())
+    left = "systemctl --user list-units --all --plain --no-legend 'worker-*.scope'"
+    assert bed.as_user("alice", left).stdout == ""
+    bed.as_user("alice", "systemctl --user stop bench.slice")

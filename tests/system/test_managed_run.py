@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs whose workers are any programs: each in a scope unit of the run's slice, confined by its role, gone at the end.
+
+What works here is told by scripts of the shell, which get their assignments as files and answer with
+`orchestrate report`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.wire import until
+
+PROJECT = "/home/alice/project"
+SCOPE = "scope-canary-0123456789abcdef"
+SECRET = "key-canary-0123456789abcdef"
+SESSION = "pi-project-agents"
+
+IMPLEMENTS = """
+echo "round $AGENT_INTERCOM_ROUND" >>version.txt
+orchestrate report --summary "Written."
+"""
+
+# Tries each way to write, and approves where the kernel has refused every one.
+REVIEWS = f"""
+[ -r {PROJECT}/version.txt ] || exit 9
+{{
+    echo x >>{PROJECT}/version.txt
+    echo x >{PROJECT}/new.txt
+    rm {PROJECT}/version.txt
+    mv {PROJECT}/version.txt {PROJECT}/other.txt
+    mkdir {PROJECT}/new
+    touch "$HOME/.profile-of-mine"
+}} 2>"$AGENT_INTERCOM_SCRATCH/refusals"
+cp "$AGENT_INTERCOM_SCRATCH/refusals" "$TMPDIR/again" || exit 9
+cp "$AGENT_INTERCOM_SCRATCH/refusals" "/home/alice/seen/by-the-reviewer" 2>/dev/null && exit 9
+refused=$(grep -c -E 'Permission denied|Read-only' "$AGENT_INTERCOM_SCRATCH/refusals")
+[ "$refused" = 6 ] && verdict=approved || verdict=changes_requested
+orchestrate report --verdict $verdict --summary "$refused refused"
+"""
+
+# Leaves its session twice over, hears nothing that is sent to it, and has a few hundred children.
+STUBBORN = """
+trap '' TERM HUP INT
+cat >"$AGENT_INTERCOM_SCRATCH/many" <<'END'
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        made = 0
+        try:
+            while made < 300:
+                if os.fork() == 0:
+                    signal.pause()
+                made += 1
+        except OSError:
+            pass
+        open("/home/alice/seen/many", "w").write(str(made))
+        signal.pause()
+    os._exit(0)
+os.wait()
+END
+python3 "$AGENT_INTERCOM_SCRATCH/many"
+while :; do sleep 1000; done
+"""
+
+WAITS = "echo $$ >/home/alice/seen/waits; exec sleep 1000"
+
+
+class Line:
+    """alice's command line, and what the machine shows of her runs."""
+
+    def __init__(self, bed: Any) -> None:
+        self.bed = bed
+        self.uid = int(bed.as_user("alice", "id -u").stdout)
+        self.environment = {"AGENT_INTERCOM_SCOPE_ID": SCOPE, "EXTRA_API_KEY": SECRET, "PATH": "/usr/bin:/bin"}
+
+    def call(self, *words: str, check: bool = True) -> Any:
+        given = [f"{name}={value}" for name, value in self.environment.items()]
+        return self.bed.as_user("alice", ["env", "-C", PROJECT, *given, "/usr/bin/orchestrate", *words], check=check)
+
+    def json(self, *words: str) -> dict[str, Any]:
+        envelope: dict[str, Any] = json.loads(self.call("--json", *words).stdout)
+        assert envelope["success"], envelope
+        data: dict[str, Any] = envelope["data"]
+        return data
+
+    def start(self, **scripts: str) -> dict[str, Any]:
+        """A run in which scripts work, by role."""
+        words = ["--task", "Write version.txt.", "--skip-model-check"]
+        for role, script in scripts.items():
+            name = f"/home/alice/bin/{role}"
+            (self.bed.root / name[1:]).write_text(f"#!/bin/sh\n{script}")
+            self.bed.run(f"chmod 755 {name}")
+            words += ["--harness", f"{role}=command", "--worker-command", f"{role}={name}"]
+        return self.json("start", *words)
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return {worker["role"]: worker for worker in self.json("status", SESSION)["workers"]}
+
+    def state(self) -> tuple[str, int]:
+        workflow = self.json("status", SESSION)["broker"]["workflow"]
+        return workflow["state"], workflow["round"]
+
+    def cgroup(self, unit: str) -> Path:
+        name: str = self.bed.show("alice", unit, "ControlGroup")
+        assert name, unit
+        return Path(self.bed.root, "sys/fs/cgroup", name[1:])
+
+    def processes(self, cgroup: Path) -> set[int]:
+        """Everybody in a control group and below it, by the testbed's own ids."""
+        where = f"/{cgroup.relative_to(self.bed.root)}"
+        told = self.bed.run(f"find {where} -name cgroup.procs -exec cat {{}} + 2>/dev/null", check=False).stdout
+        return {int(pid) for pid in told.split()}
+
+    def seen(self, name: str) -> Path:
+        path: Path = self.bed.root / "home/alice/seen" / name
+        until(path.exists, name)
+        return path
+
+    def tree(self) -> str:
+        """What is in the project, names, modes and contents, as one word."""
+        digest = hashlib.sha256()
+        for path in sorted((self.bed.root / PROJECT[1:]).rglob("*")):
+            digest.update(f"{path}\0{path.lstat().st_mode}\0".encode())
+            if path.is_file():
+                digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+
+def role(line: Line, name: str) -> dict[str, Any]:
+    """A role as the run's broker has it."""
+    rows: list[dict[str, Any]] = line.json("status", SESSION)["broker"]["roles"]
+    return next(row for row in rows if row["role"] == name)
+
+
+@pytest.fixture
+def line(bed: Any) -> Iterator[Line]:
+    home = bed.root / "home/alice"
+    for name in ("project", "bin", "seen"):
+        (home / name).mkdir(exist_ok=True)
+    bed.run("rm -rf /home/alice/seen/* /home/alice/project/*; chown -R alice: /home/alice")
+    yield Line(bed)
+    bed.as_user(
+        "alice", "systemctl --user stop orchestrate.slice probe-other; systemctl --user reset-failed", check=False
+    )
+
+
+def test_a_run_of_programs_comes_to_its_end(line: Line) -> None:
+    """And a reviewer that insists on writing is refused by the kernel, which changes nothing of the run."""
+    data = line.start(implementer=IMPLEMENTS, reviewer=REVIEWS)
+    assert data["workers"]["reviewer"]["enforced"][0].startswith("files-read-only")
+    workers = line.workers()
+    assert workers["implementer"]["enforced"] == [] and workers["reviewer"]["enforced"]
+    for worker in workers.values():
+        assert worker["active"] == "active" and worker["unit"].startswith("worker-")
+        assert line.bed.show("alice", worker["unit"], "Slice") == f"orchestrate-{data['unit']}.slice"
+    until(lambda: line.state()[0] == "ready", "a run that is ready")
+    assert (line.bed.root / PROJECT[1:] / "version.txt").read_text() == "round 1\n"
+    assert [path.name for path in (line.bed.root / PROJECT[1:]).iterdir()] == ["version.txt"]
+    events = line.json("events", SESSION)["events"]
+    assert not [event for event in events if "uncertain" in str(event)]
+    line.json("stop", "--yes")
+    assert "worker-" not in line.bed.as_user("alice", "systemctl --user list-units --all --plain --no-legend").stdout
+
+
+def test_the_worktree_is_unchanged_by_its_hash(line: Line) -> None:
+    line.start(implementer=IMPLEMENTS, reviewer="until [ -e /home/alice/go ]; do sleep 0.1; done\n" + REVIEWS)
+    version = line.bed.root / PROJECT[1:] / "version.txt"
+    until(lambda: version.exists() and role(line, "reviewer")["assignment"], "work for the reviewer")
+    before = line.tree()
+    line.bed.run("touch /home/alice/go")
+    try:
+        until(lambda: line.state()[0] == "ready", "a run that is ready")
+    finally:
+        line.bed.run("rm /home/alice/go")
+    assert line.tree() == before
+    assert not (line.bed.root / "home/alice/.profile-of-mine").exists()
+
+
+@pytest.mark.parametrize("whom", ["worker", "bridge", "shim", "broker", "service", "all"])
+def test_whoever_is_killed_nobody_survives_the_run_and_nobody_else_is_touched(line: Line, whom: str) -> None:
+    bed = line.bed
+    bed.as_user("alice", ["systemd-run", "--user", "--quiet", "--unit=probe-other", "/bin/sleep", "1000"])
+    data = line.start(implementer=WAITS, reviewer=WAITS.replace("waits", "unused"))
+    waits = int(line.seen("waits").read_text())
+    group = line.cgroup(f"orchestrate-{data['unit']}.slice")
+    scope = line.workers()["implementer"]
+    units = {"broker": f"orchestrate@{data['unit']}.service", "service": "orchestrate-workers.service"}
+    bridge = int(bed.run(f"ps -o ppid= -p {waits}").stdout)
+    victims = {"worker": [waits], "bridge": [bridge], "shim": [scope["pid"]]}
+    for name in [whom] if whom != "all" else ["worker", "broker", "service", "shim"]:
+        if name in units:
+            bed.as_user("alice", f"systemctl --user kill --kill-who=main --signal=KILL {units[name]}")
+        else:
+            for pid in victims[name]:
+                bed.run(f"kill -KILL {pid}", check=False)
+    if whom == "broker":
+        until(lambda: bed.show("alice", units["broker"], "MainPID") not in {"", "0"}, "a broker that is back")
+        until(lambda: line.json("status", SESSION)["broker"]["roles"][0]["connected"], "workers that are attached")
+        assert line.workers()["implementer"]["pid"] == scope["pid"]
+    elif whom == "service":
+        assert line.workers()["implementer"]["active"] == "active"
+    elif whom in {"bridge", "shim"}:
+        until(lambda: line.workers()["implementer"]["active"] == "inactive", "the truth about it")
+    bed.as_user("alice", f"systemctl --user stop orchestrate-{data['unit']}.slice")
+    assert line.processes(group) == set()
+    until(lambda: line.json("list")["sessions"] == [], "a run that is gone")
+    assert bed.show("alice", "probe-other.service", "ActiveState") == "active"
+    bed.as_user("alice", "systemctl --user stop probe-other.service")
+
+
+def test_nobody_gets_away(line: Line) -> None:
+    """By leaving the session, by being deaf to SIGTERM, or by being many."""
+    data = line.start(implementer=STUBBORN, reviewer=WAITS)
+    line.seen("many")
+    group = line.cgroup(f"orchestrate-{data['unit']}.slice")
+    assert len(line.processes(group)) > 200
+    line.json("stop", "--yes")
+    assert line.processes(group) == set()
+
+
+def test_what_is_private_is_nowhere_but_where_it_belongs(line: Line) -> None:
+    data = line.start(implementer=WAITS, reviewer=IMPLEMENTS.replace("echo", ": echo"))
+    line.seen("waits")
+    bed = line.bed
+    directory = data["paths"]["coordination"]
+    token = (bed.root / directory[1:] / "implementer.token").read_text().strip()
+    units = " ".join(worker["unit"] for worker in line.workers().values())
+    public = bed.as_user("alice", f"systemctl --user show --all {units} 'orchestrate*'").stdout
+    public += bed.run("for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null").stdout
+    public += json.dumps(bed.journal("alice"))
+    public += line.call("status").stdout + line.call("--json", "status").stdout + line.call("list").stdout
+    public += line.call("worker", "list").stdout
+    assert "worker-" in public
+    found = bed.run(
+        f"grep -rlF -e {SCOPE} -e {SECRET} /run/user/{line.uid} /home/alice /tmp /var/tmp 2>/dev/null", check=False
+    ).stdout.split()
+    assert found and all(name.startswith(f"/run/user/{line.uid}/agent-intercom/run/{data['unit']}/") for name in found)
+    where = bed.run("grep -lF canary-0123456789abcdef /proc/[0-9]*/environ 2>/dev/null", check=False).stdout.split()
+    mine = line.processes(line.cgroup(f"orchestrate-{data['unit']}.slice"))
+    assert {int(name.split("/")[2]) for name in where} <= mine
+    for canary in (SCOPE, SECRET, token):
+        assert canary not in public
+    bob = bed.as_user("bob", f"cat /proc/{line.seen('waits').read_text().strip()}/environ", check=False)
+    assert bob.returncode != 0

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent_intercom.workers import lifecycle
-from agent_intercom.workers.contract import Code, Limits, Outcome, State, StopReason
+from agent_intercom.workers.contract import Code, Outcome, State, StopReason
 from agent_intercom.workers.lifecycle import TABLE, Evidence
-from agent_intercom.workers.records import Ending, Grant
-from agent_intercom.workers.registry import Caller, Due, Loaded, Wanted, Work, reached
+from agent_intercom.workers.records import Ending
+from agent_intercom.workers.registry import Caller, Due, Loaded, Wanted, Work
 from tests.unit.workerstage import (
     FOREIGN,
     OTHER,
@@ -587,89 +587,3 @@ def test_a_warning_fits_into_the_idle_window(stage: Stage) -> None:
     assert stage.start(idle_ms=4 * MINUTE).warning_ms == 2 * MINUTE
     with refused(Code.INVALID, "warning_ms"):
         stage.start(idle_ms=4 * MINUTE, warning_ms=5 * MINUTE)
-
-
-# Limits
-
-
-def test_no_more_workers_are_live_than_there_may_be() -> None:
-    stage = Stage(Limits(live=3, live_in_run=2))
-    stage.start(run="u1", role="one", generation=1)
-    stage.start(run="u1", role="two", generation=1)
-    with refused(Code.LIMIT, "live_in_run"):
-        stage.start(run="u1", role="three", generation=1)
-    last = stage.run()
-    with refused(Code.LIMIT, "live"):
-        stage.start(FOREIGN)
-    stage.end(last)
-    stage.start(FOREIGN)
-
-
-def test_no_more_workers_begin_in_a_minute_than_may() -> None:
-    stage = Stage(Limits(starts=2, starts_ms=MINUTE))
-    for _ in range(2):
-        stage.start()
-        stage.now += 1
-    with refused(Code.LIMIT, "starts"):
-        stage.start()
-    stage.now += MINUTE - 2
-    stage.start()
-
-
-# What is stored
-
-
-def test_a_change_that_cannot_be_stored_was_never_made(stage: Stage) -> None:
-    parent = stage.run(grant=WIDE)
-    stage.run(inside(parent), name="child")
-    stage.it.take()
-    before = (stage.it.live(), stage.it.events(parent.id, 99))
-    stage.it.stop(PERSON, parent.id, stage.now)
-    new = stage.start(name="new", key="k")
-    stage.it.revert(stage.it.take())
-    assert (stage.it.live(), stage.it.events(parent.id, 99)) == before
-    assert stage.it.get(new.id) is None
-    assert not stage.it.take()
-    assert stage.it.start(PERSON, Wanted("command", name="new", key="k"), stage.now).repeated is False
-
-
-def test_facts_that_could_not_be_stored_are_given_again(stage: Stage) -> None:
-    worker = stage.run()
-    first = stage.it.take()
-    stage.it.keep(first)
-    stage.end(worker)
-    second = stage.it.take()
-    assert second.workers == (stage.get(worker),)
-    assert second.incarnations == first.incarnations
-    assert [event.kind for event in second.events] == ["provisioning", "placed", "started", "stopped"]
-
-
-def test_events_say_what_happened_and_the_last_ones_are_kept() -> None:
-    stage = Stage(Limits(events=3))
-    worker = stage.end(stage.run())
-    assert [event.kind for event in stage.it.events(worker.id, 9)] == ["placed", "started", "stopped"]
-    assert [event.kind for event in stage.it.events(worker.id, 1)] == ["stopped"]
-
-
-def test_waiting_knows_what_it_waits_for(stage: Stage) -> None:
-    worker = stage.run()
-    assert not reached(worker, "ready")
-    assert reached(worker, "registering")
-    waiting = stage.it.notify(inside(worker), "waiting", stage.now)
-    assert reached(waiting, "ready")
-    assert reached(waiting, "idle")
-    assert reached(stage.end(worker), "end")
-    with refused(Code.INVALID, "until"):
-        reached(worker, "later")
-
-
-def test_a_grant_says_something_sensible(stage: Stage) -> None:
-    for grant, field in (
-        (Grant(children=0, descendants=1), "grant.children"),
-        (Grant(children=2, descendants=1), "grant.children"),
-        (Grant(children=1, descendants=10_001), "grant.descendants"),
-        (Grant(children=1, descendants=1, depth=33), "grant.depth"),
-        (Grant(children=1, descendants=1, depth=0), "grant.depth"),
-    ):
-        with refused(Code.INVALID, field):
-            stage.start(grant=grant)

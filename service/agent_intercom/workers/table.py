@@ -37,6 +37,7 @@ class Table:
         self._scopes: dict[str, str | None] = {}
         self._claims: set[str] = set()
         self._begun: deque[int] = deque()
+        self._kept: Changes | None = None
         self._events: dict[str, deque[Event]] = {}
         for event in loaded.events:
             self._history(event.worker).append(event)
@@ -105,6 +106,7 @@ class Table:
             expired_keys=tuple(row for key, row in self._keyed.items() if key not in self._keys),
             events=tuple(self._happened),
             undo=tuple(self._undo),
+            kept=self._kept,
         )
         self._forget_changes()
         return changes
@@ -113,6 +115,8 @@ class Table:
         """Undo what `take` has given just before and could not be stored: for a request that is refused then."""
         for undo in reversed(changes.undo):
             undo()
+        if changes.kept is not None:
+            self.keep(changes.kept)
 
     def keep(self, changes: Changes) -> None:
         """Give `changes` again with the next `take`, because they are facts that could not be stored."""
@@ -125,6 +129,7 @@ class Table:
         for key in (*changes.keys, *changes.expired_keys):
             self._keyed.setdefault((key.key, key.principal, key.worker), key)
         self._happened[:0] = changes.events
+        self._kept = changes
 
     def _forget_changes(self) -> None:
         self._touched: dict[str, None] = {}
@@ -133,6 +138,7 @@ class Table:
         self._keyed: dict[tuple[str, str, str], Key] = {}
         self._happened: list[Event] = []
         self._undo: list[Callable[[], object]] = []
+        self._kept = None
 
     # Changes
 

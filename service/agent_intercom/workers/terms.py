@@ -115,7 +115,11 @@ class Candidates(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What the store has to do, in one transaction. `undo` takes it back, last first, for `Registry.revert`."""
+    """What the store has to do, in one transaction.
+
+    `undo` takes it back, last first, for `Registry.revert`; `kept` is the part of it that was kept from earlier, and
+    is not taken back.
+    """
 
     workers: tuple[Worker, ...] = ()
     removed: tuple[str, ...] = ()
@@ -126,9 +130,10 @@ class Changes(NamedTuple):
     expired_keys: tuple[Key, ...] = ()
     events: tuple[Event, ...] = ()
     undo: tuple[Callable[[], object], ...] = ()
+    kept: Changes | None = None
 
     def __bool__(self) -> bool:
-        return any(self[:-1])
+        return any(self[:-2])
 
 
 class Loaded(NamedTuple):

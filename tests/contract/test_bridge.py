@@ -314,6 +314,18 @@ def test_a_worker_that_may_not_write_is_given_a_copy() -> None:
         assert workers.text("seen") == workers.text("program") == "two\n"
 
 
+def test_the_example_program_reports_what_an_agent_prints() -> None:
+    example = Path(__file__).resolve().parents[2] / "docs/examples/command.sh"
+    with team(task="Make the parser sound.") as workers:
+        agent = workers.run.root / "bin/agent"
+        agent.write_text('#!/bin/sh\ngrep -q "Make the parser sound" - && echo "It is." && echo "$1"\n')
+        agent.chmod(0o755)
+        workers.start("implementer", f"exec {example} agent really")
+        workers.start("reviewer", f"exec {example} agent APPROVED", AGENT_INTERCOM_READ_ONLY="1")
+        workers.until("ready", 1)
+        assert reports(workers.run)[-1] == ("reviewer", 1, "review", "approved")
+
+
 def test_usage_and_guardrails_are_told() -> None:
     used = {"input": 5, "output": 6, "cacheRead": 7, "cacheWrite": 8, "cost": {"total": 0.25}, "providerCalls": 3}
     script = f"""

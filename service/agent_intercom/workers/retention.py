@@ -111,11 +111,11 @@ class Retention(Ownership, Facts):
     def _whole(self, workers: Iterable[Worker]) -> list[Worker]:
         """Those of the workers below which there is none but those, deepest first."""
         chosen = {worker.id: worker for worker in workers}
-        return [
-            worker
-            for worker in sorted(chosen.values(), key=lambda row: (-row.depth, row.created_at, row.id))
-            if all(row.id in chosen for row in self._descendants(worker))
-        ]
+        for row in self._rows.values():
+            if row.id not in chosen:
+                for above in self._ancestors(row):
+                    chosen.pop(above.id, None)
+        return sorted(chosen.values(), key=lambda row: (-row.depth, row.created_at, row.id))
 
     def _claim(self, workers: list[Worker]) -> list[Worker]:
         if any(worker.id in self._claims for worker in workers):

@@ -27,7 +27,7 @@ from agent_intercom.workers.terms import Caller
 if TYPE_CHECKING:
     from agent_intercom.workers.service import Service
 
-_FIELD: Final = re.compile(r"`\$?\.?([A-Za-z0-9_.\[\]]*)`$")
+_FIELD: Final = re.compile(r" - at `\$?\.?([A-Za-z0-9_.\[\]]*)`$")
 _NAMED: Final = re.compile(r"field `([A-Za-z0-9_]+)`")
 _SCOPE: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 

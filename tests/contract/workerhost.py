@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker service without systemd: real sockets, launchers and control groups, and a stand-in for the manager.
+
+    with WorkerHost(tmp) as host:
+        with host.client() as client:
+            worker = client.request("start", host.wanted("/bin/sleep", "100"))["worker"]
+        host.kill()                # SIGKILL of the service; `host.start()` starts the next one
+
+The stand-in makes control groups as systemd would, below one of its own. What it was told is in `host.made`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICE = ROOT / "service"
+HANG = 20.0
+_LAUNCHER = """\
+#!{python} -IS
+import sys
+sys.path[:0] = {path!r}
+sys.dont_write_bytecode = True
+from agent_intercom.workers.launcher import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def unified() -> str | None:
+    """Where control groups of version 2 can be made; None where they cannot."""
+    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        if os.path.exists(f"{root}/cgroup.procs") and os.access(root, os.W_OK):
+            return root
+    return None
+
+
+class Group:
+    """A control group that the units of one test are in."""
+
+    def __init__(self) -> None:
+        root = unified()
+        assert root is not None
+        own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        self.name = f"{own.removeprefix('0::').rstrip('/')}/t{os.getpid()}-{os.urandom(4).hex()}"
+        self.path = Path(f"{root}{self.name}")
+        self.path.mkdir()
+
+    def members(self) -> list[int]:
+        """Who is in one of the units."""
+        return [int(pid) for file in self.path.rglob("cgroup.procs") for pid in file.read_text().split()]
+
+    def remove(self) -> None:
+        """Kill who is left, and remove it."""
+        (self.path / "cgroup.kill").write_text("1")
+        deadline = time.monotonic() + HANG
+        while self.members():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for directory in sorted(self.path.rglob("*/"), key=lambda found: -len(found.parts)):
+            directory.rmdir()
+        self.path.rmdir()
+
+
+class StandIn:
+    """What `host.scopes.Scopes` is to the worker service. Its memory is a directory, so it outlives the service."""
+
+    def __init__(self, memory: str, group: str, root: str) -> None:
+        self.lost = asyncio.Event()
+        self._memory, self._group, self._root = Path(memory), group, Path(root)
+
+    async def __aenter__(self) -> Self:
+        from agent_intercom.host.manager import ManagerUnreachable
+
+        if (self._memory / "no-bus").exists():
+            raise ManagerUnreachable("there is no bus")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    def changes(self, callback: Callable[[str, str, str, str], None]) -> None: ...
+
+    async def start(self, unit: str, pid: int, properties: Mapping[str, Any], timeout: float) -> Any:
+        from agent_intercom.host.scopes import Started
+
+        with (self._memory / "made").open("a") as file:
+            file.write(json.dumps({"unit": unit, "properties": dict(properties)}) + "\n")
+        directory = self._root / unit
+        directory.mkdir()
+        (directory / "cgroup.procs").write_text(str(pid))
+        invocation = os.urandom(16).hex()
+        (self._memory / unit).write_text(invocation)
+        return Started(f"{self._group}/{unit}", invocation)
+
+    async def stop(self, unit: str, timeout: float = 0) -> bool:
+        from agent_intercom.host import cgroups
+
+        group = f"{self._group}/{unit}"
+        if not (self._root / unit).exists():
+            return False
+        for pid in cgroups.members(group):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        if not await cgroups.emptied(group, 0.5):
+            cgroups.kill(group)
+            await cgroups.emptied(group, HANG)
+        (self._root / unit).rmdir()
+        return True
+
+    async def kill(self, unit: str, number: int) -> bool:
+        return True
+
+    async def freeze(self, unit: str) -> bool:
+        return await self._freeze(unit, "1")
+
+    async def thaw(self, unit: str) -> bool:
+        return await self._freeze(unit, "0")
+
+    async def _freeze(self, unit: str, how: str) -> bool:
+        if not (self._memory / "no-freezer").exists():
+            (self._root / unit / "cgroup.freeze").write_text(how)
+        return True
+
+    async def reset_failed(self, unit: str) -> bool:
+        return False
+
+    async def state(self, unit: str) -> Any:
+        from agent_intercom.host.scopes import ScopeState
+
+        directory = self._root / unit
+        if not directory.exists():
+            return None
+        frozen = (directory / "cgroup.freeze").read_text().strip() == "1"
+        invocation = (self._memory / unit).read_text()
+        freezer = "frozen" if frozen else "running"
+        return ScopeState("active", "running", "success", freezer, f"{self._group}/{unit}", invocation)
+
+    async def jobs(self) -> int:
+        file = self._memory / "jobs"
+        return int(file.read_text()) if file.exists() else 0
+
+    async def version(self) -> int:
+        return 257
+
+
+class WorkerHost:
+    """A worker service with everything of its own below `directory`, whose path is short."""
+
+    def __init__(self, directory: Path, *, idle: float | None = None) -> None:
+        self.directory = directory
+        self.runtime, self.state, self.memory = (directory / name for name in ("r", "s", "m"))
+        self.library = directory / "l"
+        for made in (self.runtime, self.state, self.memory, self.library):
+            made.mkdir(mode=0o700)
+        self.group = Group()
+        launcher = self.library / "orchestrate-launcher"
+        path = [str(SERVICE)]
+        launcher.write_text(_LAUNCHER.format(python=sys.executable, path=path))
+        launcher.chmod(0o755)
+        self._idle = idle
+        self.process: subprocess.Popen[bytes] | None = None
+        where = self.runtime / "agent-intercom"
+        where.mkdir(mode=0o700)
+        self.address = str(where / "workers.sock")
+        self.listener: socket.socket | None = None
+        if idle is not None:
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(self.address)
+            self.listener.listen()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+        if self.listener is not None:
+            self.listener.close()
+        self.group.remove()
+
+    def start(self) -> None:
+        """Start the service; it is ready when this returns."""
+        command = [sys.executable, "-m", "tests.contract.workerhost", str(self.directory), self.group.name]
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{SERVICE}:{ROOT}", "HOME": str(self.directory)}
+        descriptors = []
+        if self.listener is not None:
+            descriptors = [self.listener.fileno()]
+            command += [str(self._idle), str(self.listener.fileno())]
+        errors = (self.directory / "errors").open("ab")
+        with errors:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=errors, pass_fds=descriptors, cwd=ROOT
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line == b"ready\n", (self.directory / "errors").read_text()
+
+    def end(self) -> int:
+        """Tell it to end; its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> int:
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        process.wait(HANG)
+        assert process.stdout is not None
+        process.stdout.close()
+        return process.returncode
+
+    def client(self) -> Any:
+        from agent_intercom.workers.client import Client
+
+        return Client(self.address)
+
+    def wanted(self, *command: str, **more: Any) -> dict[str, Any]:
+        """The parameters of `start` for a command."""
+        given = {"PATH": "/usr/bin:/bin", "SOCKET": self.address}
+        return {"command": list(command), "directory": str(self.directory), "environment": given, **more}
+
+    @property
+    def made(self) -> list[dict[str, Any]]:
+        """The scope units that the manager was asked for."""
+        file = self.memory / "made"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def files(self) -> list[Path]:
+        """What is in places and scratch directories."""
+        where = (self.runtime / "agent-intercom/worker", self.state / "agent-intercom/workers")
+        return [found for directory in where if directory.exists() for found in directory.iterdir()]
+
+    def clear(self) -> None:
+        shutil.rmtree(self.directory)
+
+
+def main(directory: str, group: str, idle: str = "", descriptor: str = "") -> None:
+    """The service, as a process."""
+    from agent_intercom.host.activation import Inherited
+    from agent_intercom.host.journal import Journal
+    from agent_intercom.host.notify import Notifier
+    from agent_intercom.workers import serve
+    from agent_intercom.workers.store import NAME, Store, StoreError
+    from agent_intercom.workers.terms import Loaded
+
+    root = f"{unified()}{group}"
+    where = f"{directory}/r"
+
+    async def run() -> None:
+        from agent_intercom.host import faults, standalone
+
+        # To standard error, whatever journal this machine has.
+        journal = Journal(identifier="workers", stderr=True, path=f"{directory}/no-journal")
+        faults.watch(asyncio.get_running_loop(), journal)
+        state = f"{directory}/s/agent-intercom"
+        store: Any
+        problem = ""
+        try:
+            store = Store.open(f"{state}/{NAME}")
+        except StoreError as error:
+            store, problem = serve.NoStore(error), error.reason
+        loaded = store.load() if isinstance(store, Store) else Loaded()
+        if descriptor:
+            listener = socket.socket(fileno=int(descriptor))
+        else:
+            listener = standalone.bind(f"{where}/agent-intercom/workers.sock")
+        given = Inherited([("workers", listener)], {}, [])
+        connect: Any = lambda: StandIn(f"{directory}/m", group, root)  # noqa: E731
+        service = serve.Main(
+            given, Notifier({}), journal, where, state, f"{directory}/l", store, loaded, problem, not descriptor,
+            connect, float(idle or 0),
+        )  # fmt: skip
+        if descriptor:
+            print("ready", flush=True)
+        await service.run(time.monotonic_ns())
+        store.close()
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

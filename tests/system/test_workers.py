@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Managed workers outside runs, with a real systemd: started, watched, ended, found again, and never left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.system.wire import until
+
+LIBRARY = "/usr/lib/agent-intercom"
+SOCKET, SERVICE = "orchestrate-workers.socket", "orchestrate-workers.service"
+SCOPE = "scope-canary-0f5b7a"
+TOKEN = "environment-canary-91c2"
+
+# What is printed last is the answer of the test.
+_ASK = """
+import json, os, sys, time
+from agent_intercom.workers.client import from_environment
+from agent_intercom.workers.errors import WorkerError
+def ask(action, params=None, scope="scope-canary-0f5b7a"):
+    try:
+        return client.request(action, params or {}, scope=scope)
+    except WorkerError as error:
+        return {"error": str(error.code), "text": error.text, "field": error.field}
+def start(*command, **more):
+    given = {"PATH": "/usr/bin:/bin", "TOKEN": "environment-canary-91c2"}
+    return ask("start", {"command": list(command), "directory": "/home/alice", "environment": given, **more})
+def wait(worker, until="end", ms=20_000):
+    return ask("wait", {"worker": worker, "until": until, "timeout_ms": ms})["worker"]
+with from_environment(os.environ) as client:
+    values = {"ask": ask, "start": start, "wait": wait}
+    exec(sys.argv[1], globals())
+print(json.dumps(told))
+"""
+
+# The worker service, killed at one step of the first start or stop after which `killed` is there.
+_KILLED = """
+import functools, os, signal, sys
+sys.path.insert(0, "/usr/lib/agent-intercom/site")
+sys.argv[0] = "/usr/lib/agent-intercom/orchestrate-workers"
+from agent_intercom.host import scopes
+from agent_intercom.workers import ending, orders, provisioning, serve, service, spawning
+STEP, MARK = open("/home/alice/.local/step").read().strip(), "/home/alice/.local/killed"
+def die(step):
+    if step == STEP and not os.path.exists(MARK):
+        open(MARK, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+def around(owner, name, step, before=False):
+    method = getattr(owner, name)
+    if name in ("start", "stop", "release", "begin", "end", "spawn", "_write") and step != "released":
+        @functools.wraps(method)
+        async def wrapped(*given, **named):
+            if before:
+                die(step)
+            found = await method(*given, **named)
+            die(step)
+            return found
+    else:
+        @functools.wraps(method)
+        def wrapped(*given, **named):
+            found = method(*given, **named)
+            die(step)
+            return found
+    setattr(owner, name, wrapped)
+around(service.Service, "begin", "reserved", before=True)
+around(orders, "of_person", "prepared")
+around(provisioning, "spawn", "spawned")
+around(scopes.Scopes, "start", "placed")
+around(service.Service, "_write_down", "nothing")
+around(spawning, "_write", "told")
+around(spawning.Gated, "release", "begun")
+around(service.Service, "_watch", "watched")
+around(service.Service, "end", "fenced", before=True)
+around(scopes.Scopes, "stop", "stopped")
+write_down = service.Service._write_down
+def written(self, worker, order):
+    placed = write_down(self, worker, order)
+    def both(where):
+        placed(where)
+        die("written")
+    return both
+service.Service._write_down = written
+sys.exit(serve.main([]))
+"""
+
+
+class Workers:
+    """What alice asks of her worker service, and what there is of her workers."""
+
+    def __init__(self, bed: Any) -> None:
+        self.bed = bed
+
+    def ask(self, script: str) -> Any:
+        """What `told` is after a script, which has `ask`, `start` and `wait`."""
+        return json.loads(self.bed.python("alice", _ASK, script).splitlines()[-1])
+
+    def units(self) -> list[str]:
+        """The scope units of workers, and the slice that they are in."""
+        command = "systemctl --user list-units --all --plain --no-legend 'worker-*.scope' orchestrate-workers.slice"
+        return [line.split()[0] for line in self.bed.as_user("alice", command).stdout.splitlines()]
+
+    def processes(self, word: str) -> list[int]:
+        """The processes of alice's that have a word in their command line."""
+        found = self.bed.run(["pgrep", "-u", "alice", "-f", word], check=False).stdout
+        return [int(pid) for pid in found.split()]
+
+    def files(self) -> list[str]:
+        """What is in the places and the scratch directories of workers."""
+        found = self.bed.as_user(
+            "alice",
+            'find "$XDG_RUNTIME_DIR/agent-intercom/worker" ~/.local/state/agent-intercom/workers -mindepth 1',
+            check=False,
+        )
+        return found.stdout.splitlines()  # type: ignore[no-any-return]
+
+    def main_pid(self) -> int:
+        return int(self.bed.show("alice", SERVICE, "MainPID"))
+
+    def kill_service(self) -> None:
+        """SIGKILL, as from the kernel; and wait for the next one."""
+        before = self.main_pid()
+        self.bed.as_user("alice", ["systemctl", "--user", "kill", "--kill-who=main", "--signal=KILL", SERVICE])
+        until(lambda: self.main_pid() not in (0, before), "the worker service is back")
+
+    def nothing_left(self) -> None:
+        until(lambda: self.units() == [], "no unit is left")
+        assert self.files() == []
+
+
+@pytest.fixture
+def workers(bed: Any) -> Iterator[Workers]:
+    bed.enable("alice", SOCKET)
+    found = Workers(bed)
+    yield found
+    bed.as_user("alice", f"systemctl --user stop {SOCKET} {SERVICE} orchestrate.slice 'worker-*.scope'", check=False)
+    bed.as_user("alice", "rm -rf ~/.config/systemd/user/orchestrate-workers.service.d", check=False)
+
+
+def test_a_worker_comes_and_goes_without_a_trace(workers: Workers) -> None:
+    told = workers.ask(
+        """
+begun = start("/bin/sleep", "7431", name="sleeper")["worker"]
+told = [begun, ask("status", {"worker": "sleeper"}), ask("list"), open(f"/proc/{begun['placed']['pid']}/cgroup").read()]
+"""
+    )
+    begun, status, listed, cgroup = told
+    assert (begun["state"], begun["readiness"], begun["generation"]) == ("registering", "unverified", 1)
+    assert f"0::{begun['placed']['control_group']}" in cgroup.splitlines()
+    assert f"orchestrate.slice/orchestrate-workers.slice/{begun['unit']}" in cgroup
+    assert {process["name"] for process in status["processes"]} >= {"sleep"}
+    assert status["unit"]["active"] == "active"
+    assert [worker["id"] for worker in listed["workers"]] == [begun["id"]]
+    assert workers.bed.show("alice", begun["unit"], "Description") == "Agent Intercom, worker"
+    (ended,) = workers.ask('told = ask("stop", {"worker": "sleeper"})["stopped"]')
+    assert (ended["state"], ended["stop_reason"]) == ("stopped", "manager-requested")
+    assert workers.processes("7431") == []
+    workers.nothing_left()
+
+
+def test_nothing_private_is_to_be_seen(workers: Workers) -> None:
+    bed = workers.bed
+    begun = workers.ask('told = start("/bin/sleep", "7432", task="task-canary", keep_output=True)["worker"]')
+    environ = bed.run(f"cat /proc/{workers.processes('7432')[-1]}/environ").stdout
+    assert SCOPE in environ and TOKEN in environ
+    shim = begun["placed"]["pid"]
+    seen = [
+        bed.run(f"cat /proc/{shim}/cmdline /proc/{shim}/environ").stdout,
+        bed.as_user("alice", ["systemctl", "--user", "show", begun["unit"], SERVICE]).stdout,
+        json.dumps(bed.journal("alice")),
+        bed.run("cat /run/user/1000/systemd/transient/* 2>/dev/null || true", check=False).stdout,
+        bed.run("strings -a /home/alice/.local/state/agent-intercom/workers.sqlite3* || cat "
+                "/home/alice/.local/state/agent-intercom/workers.sqlite3*", check=False).stdout,
+        bed.as_user("bob", "ps axeww; ls -lR /run/user 2>&1", check=False).stdout,
+    ]  # fmt: skip
+    for text in seen:
+        for canary in (SCOPE, TOKEN, "task-canary"):
+            assert canary not in text
+    workers.ask(f'told = ask("stop", {{"worker": "{begun["id"]}"}})')
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "code", "killer"),
+    [
+        ("exit 0", "exited", 0, None),
+        ("exit 7", "exited", 7, None),
+        ("kill -9 $$", "signaled", None, 9),
+    ],
+)
+def test_how_a_worker_ended_is_told(
+    workers: Workers, command: str, outcome: str, code: int | None, killer: int | None
+) -> None:
+    told = workers.ask(f'told = wait(start("/bin/sh", "-c", {command!r})["worker"]["id"])')
+    assert told["ended"]["outcome"] == outcome
+    assert (told["ended"]["exit_code"], told["ended"]["exit_signal"]) == (code, killer)
+    assert told["state"] == ("stopped" if code == 0 else "failed")
+    until(lambda: workers.units() == [], "no unit is left")
+
+
+def test_how_it_ended_is_told_by_a_service_that_came_later(workers: Workers) -> None:
+    workers.bed.as_user("alice", "mkdir -p ~/.local; mkfifo ~/.local/go", check=False)
+    begun = workers.ask('told = start("/bin/sh", "-c", "read x </home/alice/.local/go; exit 7")["worker"]')
+    workers.bed.as_user("alice", ["systemctl", "--user", "stop", SERVICE])
+    workers.bed.as_user("alice", "echo go >~/.local/go", timeout=10)
+    until(lambda: begun["unit"] not in workers.units(), "the worker ended")
+    found = workers.ask(f'told = ask("status", {{"worker": "{begun["id"]}"}})["worker"]')
+    assert (found["state"], found["ended"]["outcome"], found["ended"]["exit_code"]) == ("failed", "exited", 7)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trap '' TERM HUP; while :; do sleep 7433; done",
+        "setsid sh -c 'trap \"\" TERM; (sleep 7433; :) & sleep 7433' & sleep 7433",
+        "for i in $(seq 200); do sleep 7433 & done; wait",
+    ],
+)
+def test_whatever_a_worker_starts_ends_with_it(workers: Workers, command: str) -> None:
+    begun = workers.ask(f'told = start("/bin/sh", "-c", {command!r})["worker"]')
+    until(lambda: workers.processes("7433"), "it runs")
+    (ended,) = workers.ask(f'told = ask("stop", {{"worker": "{begun["id"]}"}})["stopped"]')
+    assert ended["state"] == "stopped"
+    assert workers.processes("7433") == []
+    workers.nothing_left()
+
+
+def test_processes_that_are_left_behind_are_seen(workers: Workers) -> None:
+    script = """
+begun = start("/bin/sh", "-c", "setsid sleep 7434 & exit 3")["worker"]
+told = wait(begun["id"], "blocked")
+"""
+    told = workers.ask(script)
+    assert (told["state"], told["state_reason"]) == ("blocked", "children_remain")
+    assert told["ended"]["exit_code"] == 3
+    workers.ask(f'told = ask("stop", {{"worker": "{told["id"]}"}})')
+    assert workers.processes("7434") == []
+
+
+def test_workers_are_found_again(workers: Workers) -> None:
+    begun = workers.ask('told = start("/bin/sleep", "7435", name="stays")["worker"]')
+    for way in ("kill", "restart"):
+        if way == "kill":
+            workers.kill_service()
+        else:
+            workers.bed.as_user("alice", ["systemctl", "--user", "restart", SERVICE])
+        found = workers.ask('told = ask("status", {"worker": "stays"})["worker"]')
+        assert (found["placed"], found["state"]) == (begun["placed"], "registering")
+    (ended,) = workers.ask('told = ask("stop", {"worker": "stays"})["stopped"]')
+    assert ended["state"] == "stopped"
+    workers.nothing_left()
+
+
+def test_pausing_holds_a_worker_and_stopping_a_paused_one_ends_it(workers: Workers) -> None:
+    script = """
+begun = start("/bin/sleep", "7436", name="held")["worker"]
+paused = ask("pause", {"worker": "held"})
+seen = ask("status", {"worker": "held"})["unit"]
+resumed = ask("resume", {"worker": "held"})
+ask("pause", {"worker": "held"})
+told = [paused, seen, resumed, ask("stop", {"worker": "held"})]
+"""
+    paused, seen, resumed, ended = workers.ask(script)
+    assert (paused["worker"]["state"], paused["worker"]["runtime_deadline_at"]) == ("paused", None)
+    assert seen["freezer"] == "frozen"
+    assert resumed["worker"]["state"] == "registering"
+    assert ended["worker"]["state"] == "stopped"
+    workers.nothing_left()
+
+
+def test_a_restart_gives_exactly_the_same(workers: Workers) -> None:
+    script = """
+first = start("/bin/sleep", "7437", name="again")["worker"]
+told = [first, ask("restart", {"worker": "again"})["worker"]]
+"""
+    first, second = workers.ask(script)
+    assert (second["id"], second["generation"]) == (first["id"], 2)
+    assert second["incarnation"] != first["incarnation"] and second["unit"] != first["unit"]
+    (pid,) = [p for p in workers.processes("7437") if p != second["placed"]["pid"]]
+    environ = workers.bed.run(f"cat /proc/{pid}/environ").stdout
+    assert SCOPE in environ and TOKEN in environ and second["incarnation"] in environ
+    workers.ask('told = ask("stop", {"worker": "again"})')
+    workers.nothing_left()
+
+
+def test_what_does_not_start_leaves_nothing(workers: Workers) -> None:
+    script = """
+told = [start("/nonexistent/program"), start("/etc/passwd"), start("sleep", "1", directory="/nonexistent")]
+"""
+    missing, refused, nowhere = workers.ask(script)
+    assert missing["error"] == "command_not_found"
+    assert refused["error"] == "start_failed"
+    assert (nowhere["error"], nowhere["field"]) == ("invalid_request", "directory")
+    workers.nothing_left()
+
+
+def test_without_a_bus_nothing_starts_and_everything_else_works(workers: Workers) -> None:
+    workers.bed.drop_in("alice", SERVICE, "[Service]\nEnvironment=DBUS_SESSION_BUS_ADDRESS=unix:path=/nonexistent\n")
+    told = workers.ask('told = [start("/bin/true"), ask("list"), ask("health")]')
+    assert told[0]["error"] == "manager_unreachable"
+    assert told[1]["workers"] == []
+    assert told[2]["systemd"] is None
+    workers.nothing_left()
+
+
+@pytest.mark.parametrize(
+    "step", ["reserved", "prepared", "spawned", "placed", "written", "told", "begun", "watched", "fenced", "stopped"]
+)
+def test_a_service_that_is_killed_at_any_step_leaves_no_stray(workers: Workers, step: str) -> None:
+    bed = workers.bed
+    bed.as_user("alice", f"mkdir -p ~/.local && echo {step} >~/.local/step")
+    bed.as_user("alice", "cat >~/.local/killed.py", stdin=_KILLED)
+    drop_in = "[Service]\nExecStart=\nExecStart=/usr/bin/python3 -I /home/alice/.local/killed.py\n"
+    bed.drop_in("alice", SERVICE, drop_in)
+    first = workers.ask('told = start("/bin/sleep", "7438", name="once")')
+    if step in ("fenced", "stopped"):
+        first = workers.ask('told = ask("stop", {"worker": "once"})')
+    assert first["error"] == "workers_unreachable", first
+    # Nobody knows whose a worker is that has no place yet.
+    scope = ", scope=None" if step == "reserved" else ""
+    (found,) = workers.ask(f'told = ask("list", {{"history": True, "all": True}}{scope})')["workers"]
+    if found["state"] == "registering":
+        assert step in ("told", "begun", "watched")
+        assert found["unit"] in workers.units()
+        assert {found["placed"]["pid"]} < set(workers.processes("7438")) | {found["placed"]["pid"]}
+        assert workers.ask('told = ask("stop", {"worker": "once"})')["worker"]["state"] == "stopped"
+    elif step in ("fenced", "stopped"):
+        assert workers.ask('told = wait("once")')["state"] == "stopped"
+    else:
+        assert step in ("reserved", "prepared", "spawned", "placed", "written", "told")
+        assert (found["state"], found["error_code"]) == ("failed", "start_failed")
+    until(lambda: workers.processes("7438") == [], "no process is left")
+    until(lambda: workers.files() == [], "no file is left")
+    workers.nothing_left()
+    assert workers.processes("orchestrate-launcher") == []

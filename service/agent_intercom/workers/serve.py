@@ -69,10 +69,13 @@ _HELD: Final = 3
 """The exit status after which the unit does not try again (`RestartPreventExitStatus=`)."""
 
 _LOCKED: Final = "STATE_LOCKED"
+_DAMAGED: Final = "STATE_DAMAGED"
 
 
 class NoStore:
     """In the place of a registry that cannot be used: nothing is remembered, and so nothing may change."""
+
+    set_aside: str | None = None
 
     def __init__(self, error: WorkerError) -> None:
         self._error = error
@@ -175,6 +178,7 @@ class Main:
         self._notifier = notifier
         self._journal = journal
         self._problem = problem
+        self._set_aside = store.set_aside
         self._bound = bound
         self._idle = idle
         self._loop = asyncio.get_running_loop()
@@ -207,7 +211,11 @@ class Main:
         self._notifier.start_watchdog(self._loop)
         if not self._problem:
             found = await reattach.reattach(self.service)
-            await asyncio.to_thread(reattach.sweep, self.service)
+            if self._set_aside is None:
+                await asyncio.to_thread(reattach.sweep, self.service)
+            else:
+                # What a damaged registry knew of may live: its files are not taken from it.
+                self._journal.emit(Event.STORE_DEGRADED, code=_DAMAGED)
         else:
             found = reattach.Found(0, 0)
             self._journal.emit(Event.WORKERS_REFUSED, code=self._problem)
@@ -275,7 +283,8 @@ class Main:
         if self._problem:
             return f"degraded: the registry cannot be used ({self._problem})"
         live = len(self.service.registry.live())
-        return f"watching {live} worker{'' if live == 1 else 's'}"
+        watched = f"watching {live} worker{'' if live == 1 else 's'}"
+        return watched if self._set_aside is None else f"{watched}; a damaged registry is set aside"
 
 
 def _scopes() -> Scopes:

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent_intercom.orchestration import budget, rundir
+from agent_intercom.workers import confinement
 from tests.contract.orchpeer import eventually
 from tests.contract.orchruns import Run
 from tests.contract.orchwatching import environment
@@ -37,6 +40,15 @@ esac
 APPROVING = 'orchestrate report --summary "Good." --verdict approved'
 SLEEPING = 'sleep 1000 & echo $! >child; echo $$ >"started.$(ls started.* 2>/dev/null | wc -l)"; wait'
 
+BRIDGE = "import sys; from agent_intercom.workers.bridge import main; sys.exit(main.main(sys.argv[1:]))"
+CONFINED = f"""
+import os
+from agent_intercom.workers import confinement
+from agent_intercom.workers.spec import Confinement
+confinement.apply(Confinement([os.environ["AGENT_INTERCOM_WORKER_STATE"]]), os.environ["AGENT_INTERCOM_SCRATCH"])
+{BRIDGE}
+"""
+
 
 class Team:
     """Bridges of one run, each with a command of its own."""
@@ -55,8 +67,10 @@ class Team:
     def state(self, role: str) -> Path:
         return self.run.directory / rundir.SESSIONS / role
 
-    def start(self, role: str, script: str, generation: int = 1, **more: str) -> subprocess.Popen[bytes]:
-        """A bridge whose command is a script of the shell."""
+    def start(
+        self, role: str, script: str, generation: int = 1, confined: bool = False, **more: str
+    ) -> subprocess.Popen[bytes]:
+        """A bridge whose command is a script of the shell; `confined` as a launcher confines one that may not write."""
         scratch = self.run.root / f"scratch-{role}"
         scratch.mkdir(exist_ok=True)
         told = {
@@ -69,7 +83,7 @@ class Team:
         }
         with (self.run.root / f"{role}.err").open("ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "agent_intercom.workers.bridge", "--", "/bin/sh", "-ec", script],
+                [sys.executable, "-c", CONFINED if confined else BRIDGE, "/bin/sh", "-ec", script],
                 env={**self.environment, **told, **more},
                 cwd=self.run.project,
                 stdin=subprocess.DEVNULL,
@@ -312,6 +326,29 @@ def test_a_worker_that_may_not_write_is_given_a_copy() -> None:
         workers.start("reviewer", script, AGENT_INTERCOM_READ_ONLY="1")
         workers.until("ready", 1)
         assert workers.text("seen") == workers.text("program") == "two\n"
+
+
+@pytest.mark.skipif(confinement.abi() < 1, reason="the kernel has no Landlock")
+def test_a_bridge_that_is_confined_does_all_that_it_has_to() -> None:
+    script = """
+    echo changed >"$AGENT_INTERCOM_CHECKOUT/program"
+    if echo changed 2>/dev/null >program; then exit 1; fi
+    if test -e "$AGENT_INTERCOM_SCRATCH/again"; then exec orchestrate report --summary Good. --verdict approved; fi
+    touch "$AGENT_INTERCOM_SCRATCH/again"
+    exec sleep 1000
+    """
+    with team() as workers:
+        (workers.run.project / "program").write_text("one\n")
+        workers.start("implementer", "orchestrate report --summary Done.")
+        told = {"AGENT_INTERCOM_READ_ONLY": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        bridge = workers.start("reviewer", script, confined=True, **told)
+        again = workers.run.root / "scratch-reviewer/again"
+        eventually(again.exists)
+        workers.run.accepted("restart", "reviewer")
+        assert bridge.wait(HANG) == 3, "it could not read which generation is wanted"
+        workers.start("reviewer", script, generation=2, confined=True, **told)
+        workers.until("ready", 1)
+        assert workers.text("program") == "one\n"
 
 
 def test_the_example_program_reports_what_an_agent_prints() -> None:

@@ -44,8 +44,25 @@ def test_looking_wakes_nobody_and_tells_of_units(line: Line) -> None:
     assert all(each["pid"] for each in found["workers"])
     # They run and have not connected: there is nothing that a person could do about it yet.
     assert found["next"] == []
+    pid = line.bed.show("alice", f"orchestrate@{unit}.service", "MainPID")
+    reviewer = line.worker("reviewer")
+    line.bed.as_user("alice", f"systemctl --user kill --signal=KILL {reviewer}")
+
+    def ended() -> dict[str, Any] | None:
+        found = line.json("status")
+        workers = {each["role"]: each for each in found["workers"]}
+        return found if workers["reviewer"]["active"] not in {"active", "deactivating"} else None
+
+    found = until(ended, "the end of the reviewer")
+    assert [step["command"] for step in found["next"]] == [f"orchestrate restart {session} --role reviewer --yes"]
+    (gone,) = [each for each in found["workers"] if each["role"] == "reviewer"]
+    assert (gone["unit"], gone["pid"]) == (reviewer, 0) and gone["exit"] is None
+    assert line.bed.show("alice", f"orchestrate@{unit}.service", "MainPID") == pid
+
+    # Whoever stops the broker ends its workers.
     line.bed.as_user("alice", f"systemctl --user stop orchestrate@{unit}.service")
     assert line.json("status")["broker_unit"]["active"] == "inactive"
+    until(lambda: "worker-" not in line.states(), "the end of the workers")
     before = line.files()
     for words in READS:
         line.json(*words)
@@ -53,18 +70,6 @@ def test_looking_wakes_nobody_and_tells_of_units(line: Line) -> None:
     assert broker_state(line, unit) == "inactive" and line.files() == before
     [listed] = line.json("list")["sessions"]
     assert (listed["session"], listed["live"], listed["unit"]) == (session, True, unit)
-
-    line.bed.as_user("alice", f"systemctl --user kill --signal=KILL orchestrate-{unit}-reviewer-g1.service")
-
-    def ended() -> dict[str, Any] | None:
-        found = line.json("status")
-        workers = {each["role"]: each["active"] for each in found["workers"]}
-        return found if workers.get("reviewer") not in {"active", "deactivating"} else None
-
-    until(ended, "the end of the reviewer")
-    found = line.json("status")
-    commands = [step["command"] for step in found["next"]]
-    assert commands == [f"orchestrate restart {session} --role reviewer --yes"]
 
     line.json("stop", "--yes")
     for words in READS:

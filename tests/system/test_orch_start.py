@@ -85,13 +85,23 @@ class Line:
 
     def states(self) -> str:
         """Every unit of every run, whatever its state; the slice of all runs is nobody's."""
-        command = "systemctl --user list-units --all --plain --no-legend 'orchestrate-*' 'orchestrate@*'"
-        return str(self.bed.as_user("alice", command).stdout)
+        command = "systemctl --user list-units --all --plain --no-legend 'orchestrate-*' 'orchestrate@*' 'worker-*'"
+        told = self.bed.as_user("alice", command).stdout.splitlines(keepends=True)
+        # The worker service is that of every run.
+        return "".join(each for each in told if not each.startswith("orchestrate-workers."))
+
+    def worker(self, role: str) -> str:
+        """The scope unit of a role's worker."""
+        (unit,) = [each["unit"] for each in self.json("status")["workers"] if each["role"] == role]
+        return str(unit)
 
     def files(self) -> set[str]:
         """What lies where runs are made and told to their brokers."""
         places = f"/home/alice/.local {RUNTIME.format(uid=self.uid)} /run/user/{self.uid}/agent-intercom"
-        return set(self.bed.run(f"find {places} 2>/dev/null", check=False).stdout.split())
+        found = self.bed.run(f"find {places} 2>/dev/null", check=False).stdout.split()
+        # What the worker service has of its own outlives every run, and so do the directories that hold it.
+        theirs = ("/workers.sock", "/.local", "/.local/state", "/.local/state/agent-intercom")
+        return {name for name in found if "/workers.sqlite3" not in name and not name.endswith(theirs)}
 
     def seen(self, role: str, generation: int) -> dict[str, Any]:
         """What the stand-in for Pi was given, as soon as it has told."""
@@ -118,6 +128,7 @@ def line(bed: Any) -> Iterator[Line]:
     config.parent.mkdir(parents=True)
     config.write_text(
         '[defaults]\nprovider = "p"\nmodel = "m"\n[harness.pi]\nbridge = "/home/alice/orchestrator-worker.js"\n'
+        '[workers]\nwritable = ["/home/alice/seen"]\n'
     )
     bed.run("chown -R alice: /home/alice")
     made = Line(bed)
@@ -180,8 +191,8 @@ def test_a_start_that_fails_takes_back_exactly_what_it_made(line: Line, fault: s
         undo = "mv /root/orchestrate-broker /usr/lib/agent-intercom/"
         words = EXTERNAL
     elif fault == "no-worker":
-        bed.run("mv /usr/lib/agent-intercom/orchestrate-worker /root/")
-        undo = "mv /root/orchestrate-worker /usr/lib/agent-intercom/"
+        bed.run("mv /usr/lib/agent-intercom/orchestrate-launcher /root/")
+        undo = "mv /root/orchestrate-launcher /usr/lib/agent-intercom/"
     elif fault == "no-units":
         bed.run("mv /usr/lib/systemd/user/orchestrate@.socket /root/")
         bed.as_user("alice", "systemctl --user daemon-reload")
@@ -218,13 +229,13 @@ def test_workers_are_given_what_was_chosen_and_nothing_is_told_to_others(line: L
     assert "INVOCATION_ID" not in seen["environ"] and "NOTIFY_SOCKET" not in seen["environ"]
     assert seen["argv"][seen["argv"].index("--thinking") + 1] == "low"
     line.seen("implementer", 1)
-    units = f"'orchestrate-{unit}*' 'orchestrate@{unit}*'"
+    units = f"'orchestrate-{unit}*' 'orchestrate@{unit}*' 'worker-*' 'orchestrate-workers*'"
     public = line.bed.run(f"systemctl --user --machine=alice@ show {units} --all", check=False).stdout
     public += line.bed.as_user("alice", f"systemctl --user show {units} --all").stdout
     public += line.bed.run("for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null").stdout
     public += json.dumps(line.bed.journal("alice"))
     public += line.call("status").stdout + line.call("--json", "status").stdout + line.call("list").stdout
-    assert f"orchestrate-{unit}-reviewer-g1.service" in public
+    assert line.worker("reviewer") in public and "Agent Intercom, worker" in public
     for canary in (SCOPE, SECRET, token):
         assert canary not in public
 
@@ -272,8 +283,7 @@ def test_restart_replaces_a_worker_once_the_broker_has_agreed(line: Line) -> Non
     assert second["argv"][second["argv"].index("--thinking") + 1] == "max"
     assert not os.path.exists(f"{line.bed.root}/proc/{first['pid']}")
     assert connected(line)["reviewer"]["generation"] == 2
-    states = line.states()
-    assert "reviewer-g2.service" in states and "reviewer-g1.service" not in states
+    assert line.states().count("worker-") == 2
     manifest = json.loads(Path(line.bed.root, data["paths"]["coordination"][1:], "manifest.json").read_text())
     assert manifest["roles"]["reviewer"]["thinking"] == "max"
 
@@ -311,11 +321,11 @@ def test_a_model_that_cannot_be_is_refused_before_anybody_is_let_go(
 def test_a_restart_that_fails_is_told_to_the_broker_and_to_the_person(line: Line) -> None:
     line.start()
     connected(line)
-    line.bed.run("mv /usr/lib/agent-intercom/orchestrate-worker /root/")
+    line.bed.run("mv /usr/lib/agent-intercom/orchestrate-launcher /root/")
     try:
         error = line.error(*RESTART)
     finally:
-        line.bed.run("mv /root/orchestrate-worker /usr/lib/agent-intercom/")
+        line.bed.run("mv /root/orchestrate-launcher /usr/lib/agent-intercom/")
     assert error["code"] == "startup_failed" and "redeliver" in error["message"], error
     broker = line.json("status")["broker"]
     assert broker["workflow"]["state"] == "uncertain"
@@ -335,10 +345,10 @@ def test_two_restarts_at_once_are_one_after_the_other(line: Line) -> None:
     assert all(each["success"] for each in told), told
     rows = connected(line)
     assert rows["reviewer"]["state"] != "uncertain"
-    assert line.states().count("reviewer-g") == 1
+    assert line.states().count("worker-") == 2
 
 
-@pytest.mark.parametrize("when", ["broker", "worker"])
+@pytest.mark.parametrize("when", ["broker", "launcher"])
 def test_a_start_that_is_interrupted_leaves_nothing(line: Line, when: str) -> None:
     bed, name = line.bed, f"/usr/lib/agent-intercom/orchestrate-{when}"
     before = line.files()

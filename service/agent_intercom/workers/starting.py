@@ -206,8 +206,9 @@ class Starting(Ownership):
             raise WorkerError(Code.CONFLICT, "the role has a live worker", "role")
         if worker in self._claims:
             raise WorkerError(Code.CONFLICT, "the worker is being forgotten", "role")
-        if generation is None or generation <= last:
-            raise WorkerError(Code.CONFLICT, "the role has had this generation", "generation")
+        # The same again is one whose broker has not seen it: only a connection makes the next one due.
+        if generation is None or generation < last:
+            raise WorkerError(Code.CONFLICT, "the role has had a later generation", "generation")
         return generation
 
     def _durations(self, wanted: Wanted) -> Lifetimes:

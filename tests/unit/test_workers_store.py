@@ -138,6 +138,14 @@ def test_the_files_are_private(place: Path) -> None:
     store.close()
 
 
+def test_what_is_stored_outlives_a_loss_of_power(place: Path) -> None:
+    store = Store.open(str(place / "db"))
+    assert store._db is not None
+    settings = [store._db.pragma(name) for name in ("journal_mode", "synchronous", "foreign_keys", "locking_mode")]
+    assert settings == ["wal", 2, 1, "exclusive"]
+    store.close()
+
+
 def test_a_second_one_fails_at_once_and_the_next_one_does_not(place: Path) -> None:
     store = Store.open(str(place / "db"))
     with pytest.raises(StoreError) as caught:

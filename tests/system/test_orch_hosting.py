@@ -24,8 +24,16 @@ import json, os
 from agent_intercom.host.manager import JobFailed, Manager, ManagerRefused
 from agent_intercom.orchestration import hosting, runtime
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers import hosted
+from agent_intercom.workers.errors import WorkerError
 where = runtime.runtime_dir(os.environ)
 unit = sys.argv[2]
+def start(role, generation):
+    with hosted.service(manager, where) as client:
+        hosted.start_role(client, unit, role, generation)
+def stop(role):
+    with hosted.service(manager, where) as client:
+        hosted.stop_role(client, unit, role)
 with Manager() as manager:
     try:
         told = eval(sys.argv[1])
@@ -35,6 +43,8 @@ with Manager() as manager:
         told = ["ManagerRefused", error.name.rpartition(".")[2]]
     except Refusal as refusal:
         told = ["Refusal", refusal.code, refusal.text]
+    except WorkerError as error:
+        told = ["WorkerError", error.code, error.text]
 print(json.dumps(told))
 """
 
@@ -47,7 +57,9 @@ where = runtime.runtime_dir(os.environ)
 place = runtime.read(where, sys.argv[1])
 runtime.remove(where, sys.argv[1])
 programs = {"pi": sys.argv[2], "pi-bridge": sys.argv[3]}
-runtime.write(where, sys.argv[1], msgspec.structs.replace(place, programs=programs))
+open_ = runtime.WorkerPlace(confined=False)
+workers = dict.fromkeys(("implementer", "reviewer", "probe"), open_) if sys.argv[4] == "open" else {}
+runtime.write(where, sys.argv[1], msgspec.structs.replace(place, programs=programs, workers=workers))
 """
 
 # Stands in for Pi. With STUBBORN it has a child that left its session, and neither goes when asked to.
@@ -95,21 +107,24 @@ class Hosting:
         self.listen(run)
         return run
 
-    def give(self, run: Run, program: str = PI, bridge: str = "/b.js") -> None:
-        """Say what the workers of a run are made of."""
-        self.bed.python("alice", _PROGRAMS, run.unit, program, bridge)
+    def give(self, run: Run, program: str = PI, bridge: str = "/b.js", confined: bool = False) -> None:
+        """Say what the workers of a run are made of; as a rule none is confined, so that it can say where it is."""
+        self.bed.python("alice", _PROGRAMS, run.unit, program, bridge, "confined" if confined else "open")
 
     def listen(self, run: Run) -> None:
         assert self.ask("hosting.listen(manager, unit)", run.unit) is None
 
     def start(self, run: Run, role: str, generation: int = 1) -> Any:
-        return self.ask(f"hosting.start_worker(manager, unit, {role!r}, {generation})", run.unit)
+        return self.ask(f"start({role!r}, {generation})", run.unit)
+
+    def stop(self, run: Run, role: str) -> Any:
+        return self.ask(f"stop({role!r})", run.unit)
 
     def started(self, role: str) -> None:
         until(lambda: self.path(f"/home/alice/.local/started-{role}").exists(), f"the worker {role}")
 
     def workers(self, run: Run) -> list[dict[str, Any]]:
-        told = self.ask("[worker._asdict() for worker in hosting.workers(manager, unit)]", run.unit)
+        told = self.ask("[worker.as_json() for worker in hosted.workers(manager, where, unit)]", run.unit)
         assert isinstance(told, list)
         return told
 
@@ -175,7 +190,7 @@ def test_a_job_is_waited_for(hosting: Hosting) -> None:
         ("manager.reset_failed('no-such.service')", False),
         ("manager.processes('no-such.service')", []),
         ("manager.units('no-such*')", []),
-        ("hosting.workers(manager, unit)", []),
+        ("hosted.workers(manager, where, unit)", []),
         ("hosting.broker(manager, unit)", None),
     ],
 )
@@ -211,21 +226,23 @@ def test_what_the_manager_says(hosting: Hosting) -> None:
 # Workers.
 
 
-def test_a_worker_is_a_service_in_the_slice_of_its_run(hosting: Hosting) -> None:
+def test_a_worker_is_in_a_scope_unit_in_the_slice_of_its_run(hosting: Hosting) -> None:
     run = hosting.run()
     assert hosting.start(run, "reviewer", 3) is None
     hosting.started("reviewer")
     (found,) = hosting.workers(run)
     pid = found.pop("pid")
-    name = f"orchestrate-{run.unit}-reviewer-g3.service"
+    name = found.pop("unit")
+    assert name.startswith("worker-") and name.endswith(".scope")
     assert found == {
         "role": "reviewer",
         "generation": 3,
-        "unit": name,
         "active": "active",
         "sub": "running",
         "result": "success",
-        "status_text": "launched",
+        "status_text": "",
+        "enforced": [],
+        "exit": None,
     }
     group = hosting.bed.run(["cat", f"/proc/{pid}/cgroup"]).stdout
     assert f"/orchestrate.slice/{run.slice}/{name}" in group
@@ -247,11 +264,14 @@ def test_nothing_private_is_where_others_look(hosting: Hosting) -> None:
     hosting.start(run, "implementer")
     hosting.started("implementer")
     (worker,) = hosting.workers(run)
-    environ = hosting.bed.run(f"tr '\\0' '\\n' < /proc/{worker['pid']}/environ").stdout
+    shim = hosting.bed.run(f"tr '\\0' '\\n' < /proc/{worker['pid']}/environ").stdout
+    agent = hosting.bed.run(f"pgrep -P {worker['pid']}").stdout.strip()
+    environ = hosting.bed.run(f"tr '\\0' '\\n' < /proc/{agent}/environ").stdout
     # It has what it needs, so that its absence elsewhere says something.
     assert all(secret in environ for secret in secrets[:3]) and run.control not in environ
+    assert not [secret for secret in secrets if secret in shim]
     shown = hosting.bed.as_user("alice", f"systemctl --user show --all '*'; systemctl --user cat {worker['unit']}")
-    assert f"Agent Intercom, worker of run {run.unit}" in shown.stdout
+    assert "Description=Agent Intercom, worker\n" in shown.stdout
     hosting.end(run)
     hosting.bed.run("journalctl --sync")
     journal = hosting.bed.run("journalctl -o json --all").stdout
@@ -261,41 +281,40 @@ def test_nothing_private_is_where_others_look(hosting: Hosting) -> None:
         assert not [secret for secret in secrets if secret in place]
 
 
-def test_the_launchers_reason_is_told_and_nothing_stays(hosting: Hosting) -> None:
+def test_the_reason_is_told_and_nothing_stays(hosting: Hosting) -> None:
     run = hosting.run(programs=False)
     code, text = hosting.start(run, "reviewer")[1:]
-    assert (code, text) == ("startup_failed", "the worker reviewer did not start: the run does not say where pi is")
+    assert (code, text) == ("start_failed", "the worker reviewer did not start: the run does not say where pi is")
     assert hosting.workers(run) == []
     # The same one can be started as soon as the cause is mended.
     hosting.give(run)
     assert hosting.start(run, "reviewer") is None
     hosting.started("reviewer")
-    assert hosting.start(run, "reviewer") == ["ManagerRefused", "UnitExists"]
+    assert hosting.start(run, "reviewer")[:2] == ["WorkerError", "conflict"]
     assert len(hosting.workers(run)) == 1
 
 
-def test_a_worker_that_ends_is_seen_to_have_failed(hosting: Hosting) -> None:
+def test_how_a_worker_ended_is_told(hosting: Hosting) -> None:
     run = hosting.run(SHORT="1")
     hosting.start(run, "reviewer")
-    until(lambda: [worker["active"] for worker in hosting.workers(run)] == ["failed"], "the failed worker")
+    until(lambda: [worker["active"] for worker in hosting.workers(run)] == ["inactive"], "the end of the worker")
     (found,) = hosting.workers(run)
     assert (found["result"], found["pid"]) == ("exit-code", 0)
-    assert hosting.ask("hosting.stop_workers(manager, unit, 'reviewer')", run.unit) is None
-    assert hosting.workers(run) == []
+    assert (found["exit"]["code"], found["exit"]["signal"]) == (3, None)
 
 
-def test_workers_of_a_role_are_ended_in_every_generation(hosting: Hosting) -> None:
+def test_only_workers_of_the_role_are_ended(hosting: Hosting) -> None:
     run = hosting.run("probe")
-    for role, generation in (("reviewer", 1), ("reviewer", 12), ("probe", 1)):
+    for role, generation in (("reviewer", 12), ("probe", 1)):
         assert hosting.start(run, role, generation) is None
         hosting.started(role)
     names = [(worker["role"], worker["generation"]) for worker in hosting.workers(run)]
-    assert names == [("probe", 1), ("reviewer", 1), ("reviewer", 12)]
+    assert names == [("probe", 1), ("reviewer", 12)]
     pids = [worker["pid"] for worker in hosting.workers(run)]
-    assert hosting.ask("hosting.stop_workers(manager, unit, 'reviewer')", run.unit) is None
+    assert hosting.stop(run, "reviewer") is None
     assert [worker["role"] for worker in hosting.workers(run)] == ["probe"]
     alive = [hosting.path(f"/proc/{pid}").exists() for pid in pids]
-    assert alive == [True, False, False]
+    assert alive == [True, False]
     assert run.states()[::2] == ("active", "active")
 
 
@@ -309,14 +328,14 @@ def test_the_real_pi_works_and_is_replaced(hosting: Hosting) -> None:
         realpi.prepare(hosting.path(f"{home}/agent"), model.url)
         realpi.executable(hosting.path(f"{home}/bin"), programs)
         run = Run(bed, hosting.door, environment=environment)
-        hosting.give(run, f"{home}/bin/pi", str(programs.bridge))
+        hosting.give(run, f"{home}/bin/pi", str(programs.bridge), confined=True)
         hosting.listen(run)
         for role in ("implementer", "reviewer"):
             assert hosting.start(run, role) is None
         run.told("ready, round 1; 2 of 2 workers connected")
         nothing: Any = None
         assert run.send("reviewer", nothing, action="restart")["success"]
-        assert hosting.ask("hosting.stop_workers(manager, unit, 'reviewer')", run.unit) is None
+        assert hosting.stop(run, "reviewer") is None
         assert hosting.start(run, "reviewer", 2) is None
         query = "SELECT generation, connected FROM roles WHERE role = 'reviewer'"
         until(lambda: run.rows(query) == [{"generation": 2, "connected": 1}], "the reviewer of generation 2")

@@ -146,6 +146,9 @@ class StandIn:
         freezer = "frozen" if frozen else "running"
         return ScopeState("active", "running", "success", freezer, f"{self._group}/{unit}", invocation)
 
+    async def ending(self, unit: str) -> bool:
+        return (self._memory / "run-over").exists()
+
     async def jobs(self) -> int:
         file = self._memory / "jobs"
         return int(file.read_text()) if file.exists() else 0

@@ -218,6 +218,23 @@ class Scopes:
                 found[str(name)] = state
         return found
 
+    async def ending(self, unit: str) -> bool:
+        """Whether a unit of any kind is not active, or has a job to stop it."""
+        with suppress(_NoSuchUnit):
+            path = (await self._manager("GetUnit", "s", unit, unit=unit))[0]
+            (properties,) = await self._bus.call(SYSTEMD, str(path), PROPERTIES, "GetAll", "s", _UNIT)
+            number, job = properties["Job"][1]
+            if properties["ActiveState"][1] != "active":
+                return True
+            if not number:
+                return False
+            with suppress(ManagerRefused):
+                answer = await self._bus.call(SYSTEMD, str(job), PROPERTIES, "Get", "ss", f"{SYSTEMD}.Job", "JobType")
+                return str(answer[0][1]) == "stop"
+            # It has been done since, whatever it was.
+            return await self.ending(unit)
+        return True
+
     # The manager.
 
     async def jobs(self) -> int:

@@ -24,7 +24,7 @@ from agent_intercom.workers.contract import Code, State
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import explained
 from agent_intercom.workers.records import Placed, Worker
-from agent_intercom.workers.service import Service
+from agent_intercom.workers.service import Service, forgets_place
 from agent_intercom.workers.spawning import read_exit
 from agent_intercom.workers.watching import now_ms
 
@@ -58,14 +58,20 @@ async def reattach(service: Service) -> Found:
 
 
 def sweep(service: Service) -> None:
-    """Remove the files of workers that nobody knows any more."""
-    known = [*service.registry.live(), *service.registry.ended_workers()]
-    for directory in places.leftovers(service.state_dir, (worker.incarnation for worker in known)):
+    """Remove the files of workers that nobody knows any more, or that had ended when an earlier service was killed."""
+    live, ended = service.registry.live(), service.registry.ended_workers()
+    for directory in places.leftovers(service.state_dir, (worker.incarnation for worker in live)):
         places.remove(directory)
-    ids = {worker.id for worker in known}
+    kept = {worker.id for worker in (*live, *(worker for worker in ended if not forgets_place(worker)))}
     for number in places.worker_ids(service.runtime_dir):
-        if number not in ids:
+        if number not in kept:
             places.remove(places.of_worker(service.runtime_dir, number))
+    for worker in ended:
+        if worker.run is not None and forgets_place(worker):
+            places.remove(service.place_of(worker))
+            scratch, _ = _directories(service, worker)
+            if scratch:
+                places.remove(scratch)
 
 
 def _remember_scope(service: Service, worker: Worker) -> None:

@@ -227,7 +227,8 @@ class Service:
         if order is not None:
             await provisioning.forget(order)
         else:
-            await self._remove(self.place_of(worker))
+            if worker.run is not None or worker.generation == 1:
+                await self._remove(self.place_of(worker))
             await self._remove(places.scratch_of(self.state_dir, worker.incarnation))
         fallen = self.registry.failed(worker.incarnation, code, now_ms())
         self.record()
@@ -304,8 +305,7 @@ class Service:
         self.record()
         self.end_soon(fallen)
         await self._remove(running.scratch)
-        # How a worker of a run ended that nobody wanted to end, `status` tells as long as the run goes on.
-        if worker.stop_reason in FORGETTING or (worker.run is not None and worker.stop_reason not in _TOLD):
+        if forgets_place(worker):
             await self._remove(running.place)
 
     async def _run_ended(self, run: str) -> bool:
@@ -314,8 +314,7 @@ class Service:
 
         with contextlib.suppress(WorkerError):
             async with explained(Code.MANAGER_UNREACHABLE, "the run cannot be looked at"):
-                state = await (await self.managers.scopes()).state(hosting.socket_unit(run))
-                return state is None or state.active != "active"
+                return await (await self.managers.scopes()).ending(hosting.socket_unit(run))
         return False
 
     async def _remove(self, directory: str) -> bool:
@@ -397,3 +396,11 @@ class Service:
         running = self.running.get(match["incarnation"]) if match else None
         if running is not None and result not in ("", "success"):
             running.watch.result = result
+
+
+def forgets_place(worker: Worker) -> bool:
+    """Whether the place of a worker that has ended goes with it: nobody starts it again, or reads there how it ended.
+
+    How a worker of a run ended that nobody wanted to end, `status` tells as long as the run goes on.
+    """
+    return worker.stop_reason in FORGETTING or (worker.run is not None and worker.stop_reason not in _TOLD)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.wire import until
+from tests.system.test_orch_hosting import Hosting
+from tests.system.wire import Door, until
 
 LIBRARY = "/usr/lib/agent-intercom"
 SOCKET, SERVICE = "orchestrate-workers.socket", "orchestrate-workers.service"
@@ -303,6 +304,57 @@ def test_without_a_bus_nothing_starts_and_everything_else_works(workers: Workers
     assert told[1]["workers"] == []
     assert told[2]["systemd"] is None
     workers.nothing_left()
+
+
+def test_a_read_only_worker_is_refused_by_the_kernel(workers: Workers) -> None:
+    script = """
+command = "touch /home/alice/written; echo $?; touch $AGENT_INTERCOM_SCRATCH/x; echo $?; echo $TMPDIR"
+begun = start("/bin/sh", "-c", command, writable=[], keep_output=True)["worker"]
+wait(begun["id"])
+told = [begun, ask("logs", {"worker": begun["id"], "output": True})["output"]]
+"""
+    begun, output = workers.ask(script)
+    assert begun["enforced"] and begun["enforced"] != ["nothing"]
+    refused, code, allowed, scratch = output.splitlines()
+    assert "ermission denied" in refused and (code, allowed) == ("1", "0")
+    assert scratch.endswith(begun["incarnation"])
+    assert not (workers.bed.root / "home/alice/written").exists()
+    assert not (workers.bed.root / scratch.lstrip("/")).exists()
+
+
+def test_a_timer_cleans_up_for_whoever_wants_it(workers: Workers) -> None:
+    workers.ask('told = wait(start("/bin/true")["worker"]["id"])')
+    workers.bed.as_user("alice", ["systemctl", "--user", "start", "orchestrate-cleanup.service"])
+    assert workers.bed.show("alice", "orchestrate-cleanup.service", "Result") == "success"
+    # It is kept for days.
+    assert len(workers.ask('told = ask("list", {"history": True})')["workers"]) == 1
+
+
+def test_workers_end_with_their_run(workers: Workers) -> None:
+    bed = workers.bed
+    with Door(bed) as door:
+        hosting = Hosting(bed, door)
+        run = hosting.run()
+        for role in ("implementer", "reviewer"):
+            assert hosting.start(run, role) is None
+            hosting.started(role)
+        found = workers.ask('told = ask("list", {"all": True})')["workers"]
+        assert {worker["name"] for worker in found} == {f"{run.unit}/implementer", f"{run.unit}/reviewer"}
+        for worker in found:
+            assert f"orchestrate-{run.unit}.slice/{worker['unit']}" in worker["placed"]["control_group"]
+            assert workers.ask(f'told = ask("stop", {{"worker": "{worker["id"]}"}})')["error"] in (
+                "forbidden",
+                "not_owner",
+            )
+        # A person may hold them, and a broker's end is nothing to them.
+        held = workers.ask(f'told = [ask(what, {{"worker": "{found[0]["id"]}"}}) for what in ("pause", "resume")]')
+        assert [answer["worker"]["state"] for answer in held] == ["paused", "registering"]
+        bed.as_user("alice", ["systemctl", "--user", "stop", f"orchestrate-{run.unit}.slice"])
+        until(lambda: not workers.ask('told = ask("list", {"all": True})["workers"][0]["state"] != "stopped"'), "ended")
+        for worker in found:
+            ended = workers.ask(f'told = wait("{worker["id"]}")')
+            assert (ended["state"], ended["stop_reason"]) == ("stopped", "run-ended")
+        assert hosting.loaded(run) == []
 
 
 @pytest.mark.parametrize(

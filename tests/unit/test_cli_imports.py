@@ -94,6 +94,7 @@ def imported(module: str, *arguments: str) -> set[str]:
         ),
         (["agent_intercom.cli.orchestrate.main", "config", "check"], {*SETTINGS, *READERS}, {"sqlite3"}),
         (["agent_intercom.orchestration", "--help"], READERS, {"sqlite3"}),
+        (["agent_intercom.workers", "--help"], FRAMES, {"sqlite3"}),
         (["agent_intercom.cli.orchestrate.main", "worker", "--help"], set(), HEAVY_HELP),
         (["agent_intercom.cli.orchestrate.main", "worker", "start", "--help"], set(), HEAVY_HELP),
         (["agent_intercom.cli.orchestrate.main", "worker", "list"], FRAMES, {*EVENT_LOOP, "sqlite3", "shutil"}),

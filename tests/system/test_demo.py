@@ -48,7 +48,7 @@ def check(said: str) -> None:
     assert "writer reads the answer: 'demo-answer" in said
     work = [
         "--implementation-flow phased",
-        "--harness implementer=external",
+        "--harness implementer=(command|external)",
         r"round 1 +the run is active",
         r"round 1 +implementer +plan +demo-plan: .* its test has failed",
         r"round 1 +implementer +implementation +demo-change: ",
@@ -64,7 +64,7 @@ def check(said: str) -> None:
         r"round 2 +the run is ready",
         r"\$ orchestrate status demo-team-[0-9a-f]{8}",
         r"state: ready, round 2, phased flow",
-        r"implementer +up, g1, external +idle ",
+        r"implementer +up, g1(, external)? +idle ",
         r"\$ orchestrate usage demo-team-[0-9a-f]{8}",
         r"all +5 +[1-9]",
         r"\+    return len\(text.split\(\)\)",
@@ -78,7 +78,8 @@ def check(said: str) -> None:
 @pytest.fixture
 def no_units_of_runs(demo: Any) -> Iterator[None]:
     """As for whoever has installed nothing: the manager knows no unit of runs."""
-    away = "mkdir -p /root/away && cd /usr/lib/systemd/user && mv orchestrate@* orchestrate-reaper@* /root/away"
+    units = "orchestrate@* orchestrate-reaper@* orchestrate-workers.*"
+    away = f"mkdir -p /root/away && cd /usr/lib/systemd/user && mv {units} /root/away"
     reload = "systemctl --user daemon-reload"
     demo.run(away)
     demo.as_user("alice", reload)
@@ -95,13 +96,15 @@ def with_a_manager(demo: Any) -> str:
     assert "$ orchestrate start --project" in said
     assert re.search(r"\$ orchestrate stop demo-team-[0-9a-f]{8} --yes", said)
     assert "stopped, and no process of it is left" in said
+    assert "--harness implementer=command" in said and "Worker started" in said
     units, files = leftovers(demo)
-    assert units == ""
+    assert not [line for line in units.splitlines() if not line.startswith("orchestrate-workers.")]
     assert "demo" not in files
     assert "run.json" not in files
     assert "orchestrate" not in files
-    state = demo.as_user("alice", "ls -A ~/.local ~/.pi ~/.config", check=False)
-    assert state.stdout == ""
+    state = demo.as_user("alice", "find ~/.local ~/.pi ~/.config -type f", check=False).stdout.splitlines()
+    # The worker service of an installation keeps its records.
+    assert not [name for name in state if "/agent-intercom/workers.sqlite3" not in name]
     return said
 
 
@@ -113,6 +116,7 @@ def test_with_a_manager(demo: Any) -> None:
 @pytest.mark.usefixtures("no_units_of_runs")
 def test_with_a_manager_that_knows_no_runs(demo: Any) -> None:
     said = with_a_manager(demo)
+    assert leftovers(demo)[0] == "" and demo.as_user("alice", "ls -A ~/.local", check=False).stdout == ""
     assert f"({SOURCE}/build/agent-intercom-demo-" in said
 
 

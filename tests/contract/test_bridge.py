@@ -104,6 +104,12 @@ class Team:
         """Wait until a command has written it."""
         eventually(lambda: (self.run.project / name).exists() and self.text(name) != "")
 
+    def begun(self) -> tuple[int, int]:
+        """Wait until the implementer's SLEEPING is known to be at work; its process, and the child of that."""
+        self.there("started.0")
+        eventually(lambda: self.run.role("implementer")["state"] == "active")
+        return int(self.text("started.0")), int(self.text("child"))
+
     def until(self, state: str, round_: int) -> None:
         """Wait until the run stands there."""
         eventually(lambda: self.run.workflow() == (state, round_))
@@ -223,8 +229,7 @@ def test_a_bridge_that_was_killed_says_that_its_work_has_stopped_and_nothing_is_
     with team() as workers:
         bridge = workers.start("implementer", SLEEPING)
         workers.start("reviewer", APPROVING)
-        workers.there("started.0")
-        leader, child = int(workers.text("started.0")), int(workers.text("child"))
+        leader, child = workers.begun()
         bridge.kill()
         bridge.wait(HANG)
         assert alive(leader) and alive(child)
@@ -255,19 +260,20 @@ def test_a_broker_that_was_killed_is_told_the_report_that_it_missed() -> None:
         eventually(lambda: json.loads(memory.read_text())["report"] is not None)
         assert not (workers.run.project / "answer").exists() or workers.text("answer") == ""
         workers.run.start()
-        workers.until("ready", 1)
+        # What becomes of the run depends on who is back first: this broker has lost the baselines with its memory.
         workers.there("answer")
         assert workers.text("answer") == "accepted\n"
+        assert reports(workers.run)[0] == ("implementer", 1, "implementation", None)
 
 
 def test_a_bridge_that_is_replaced_kills_its_command_and_leaves() -> None:
     with team() as workers:
         bridge = workers.start("implementer", f"trap '' TERM; {SLEEPING}; sleep 1000")
         workers.start("reviewer", APPROVING)
-        workers.there("started.0")
+        leader, child = workers.begun()
         workers.run.accepted("restart", "implementer")
         assert bridge.wait(HANG) == 3
-        ended(int(workers.text("started.0"))), ended(int(workers.text("child")))
+        ended(leader), ended(child)
         workers.start("implementer", "orchestrate report --summary Done.", generation=2)
         workers.until("ready", 1)
 
@@ -276,12 +282,12 @@ def test_a_bridge_ends_with_its_run() -> None:
     with team() as workers:
         workers.start("implementer", SLEEPING)
         workers.start("reviewer", APPROVING)
-        workers.there("started.0")
+        leader, _ = workers.begun()
         place, aside = workers.run.socket.with_suffix(""), workers.run.root / "aside"
         workers.run.stop()
         place.rename(aside)
         assert [process.wait(HANG) for process in workers.processes] == [0, 0]
-        ended(int(workers.text("started.0")))
+        ended(leader)
         aside.rename(place)
         workers.run.start()
 
@@ -290,10 +296,10 @@ def test_a_bridge_that_is_told_to_end_ends_its_command() -> None:
     with team() as workers:
         bridge = workers.start("implementer", SLEEPING)
         workers.start("reviewer", APPROVING)
-        workers.there("started.0")
+        leader, child = workers.begun()
         bridge.send_signal(signal.SIGTERM)
         assert bridge.wait(HANG) == 128 + signal.SIGTERM
-        ended(int(workers.text("started.0"))), ended(int(workers.text("child")))
+        ended(leader), ended(child)
         assert not list(workers.state("implementer").glob("*.sock"))
 
 
@@ -343,7 +349,7 @@ def test_a_bridge_that_is_confined_does_all_that_it_has_to() -> None:
         told = {"AGENT_INTERCOM_READ_ONLY": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         bridge = workers.start("reviewer", script, confined=True, **told)
         again = workers.run.root / "scratch-reviewer/again"
-        eventually(again.exists)
+        eventually(lambda: again.exists() and workers.run.role("reviewer")["state"] == "active")
         workers.run.accepted("restart", "reviewer")
         assert bridge.wait(HANG) == 3, "it could not read which generation is wanted"
         workers.start("reviewer", script, generation=2, confined=True, **told)

@@ -162,7 +162,7 @@ class PiHome:
         """The units of alice's runs that are there in any state."""
         listed = "systemctl --user list-units --all --plain --no-legend 'orchestrate@*' 'orchestrate-*'"
         lines = self.bed.as_user("alice", listed).stdout.splitlines()
-        return [line.split()[0] for line in lines if "orchestrate-prune" not in line]
+        return [line.split()[0] for line in lines if not line.startswith(("orchestrate-prune", "orchestrate-workers"))]
 
     def left_in_tmp(self) -> list[str]:
         """What the extension wrote for our script and did not remove."""

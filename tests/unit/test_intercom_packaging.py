@@ -96,7 +96,7 @@ def test_taking_back_says_what_stays_and_removes_dead_sockets(home: Path) -> Non
 
 def test_what_stays_is_said_to_have_runs_in_it(home: Path) -> None:
     (home / ".local/state/agent-intercom/runs").mkdir(parents=True)
-    assert "open asks, and runs: " in run(home, "remove", "--user").stderr
+    assert "asks and of workers, and runs: " in run(home, "remove", "--user").stderr
 
 
 SYSTEMCTL = """\
@@ -104,16 +104,28 @@ SYSTEMCTL = """\
 echo "$*" >> {log}
 case "$*" in
     *list-units*) printf 'orchestrate@%s loaded active listening x\\n' a1.socket a1.service b2.socket ;;
+    *--property=Slice*) echo {slice} ;;
     *is-enabled*) exit 1 ;;
 esac
 """
-"""A service manager that has two runs, and does whatever it is told."""
+"""A service manager that has two runs and a worker in a slice, and does whatever it is told."""
+
+
+def test_workers_that_go_on_are_not_ended_unasked(installed: Path) -> None:
+    log, commands = installed / "log", installed / "commands"
+    commands.mkdir()
+    (commands / "systemctl").write_text(SYSTEMCTL.format(log=log, slice="orchestrate-workers.slice"))
+    (commands / "systemctl").chmod(0o755)
+    refused = run(installed, "remove", "--user")
+    assert refused.returncode == 1
+    assert "nothing was removed: 1 worker goes on (`orchestrate worker list`). End" in refused.stderr
+    assert (installed / ".local/bin/orchestrate").exists() and "stop" not in log.read_text()
 
 
 def test_runs_that_go_on_are_named_and_not_ended_unasked(installed: Path) -> None:
     log, commands = installed / "log", installed / "commands"
     commands.mkdir()
-    (commands / "systemctl").write_text(SYSTEMCTL.format(log=log))
+    (commands / "systemctl").write_text(SYSTEMCTL.format(log=log, slice="orchestrate-a1.slice"))
     (commands / "systemctl").chmod(0o755)
     place = installed / "run/agent-intercom/run/a1"
     place.mkdir(parents=True)
@@ -127,7 +139,7 @@ def test_runs_that_go_on_are_named_and_not_ended_unasked(installed: Path) -> Non
     assert done.returncode == 0
     assert "ending the runs that go on; their directories stay: demo, orchestrate@b2" in done.stderr
     told = [line.removeprefix("--user --quiet ") for line in log.read_text().splitlines()]
-    assert told.index("stop orchestrate.slice") < told.index("reset-failed orchestrate*")
+    assert told.index("stop orchestrate.slice") < told.index("reset-failed orchestrate* worker-*.scope")
     assert not (installed / ".local/bin/orchestrate").exists()
 
 

@@ -205,6 +205,28 @@ def test_without_a_manager_workers_can_still_be_stopped(host: WorkerHost) -> Non
     assert host.group.members() == []
 
 
+def test_a_worker_that_could_not_be_proved_is_proved_when_there_is_a_manager(host: WorkerHost) -> None:
+    with host.client() as client:
+        # Its leader ends, and somebody stays: then only the manager knows whose the control group is.
+        held = client.request("start", host.wanted("/bin/sh", "-c", "setsid sleep 100 & read x <go"))["worker"]["id"]
+    os.mkfifo(host.directory / "go")
+    host.kill()
+    (host.memory / "no-bus").touch()
+    for pid in host.group.members():
+        if b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: len(host.group.members()) == 1, "the leader has ended")
+    host.start()
+    with host.client() as client:
+        assert client.request("status", {"worker": held})["worker"]["state"] == "unreachable"
+        (host.memory / "no-bus").unlink()
+        client.request("health", {})
+        blocked = {"worker": held, "until": "blocked", "timeout_ms": 20_000}
+        assert client.request("wait", blocked)["worker"]["state_reason"] == "children_remain"
+        assert client.request("stop", {"worker": held})["worker"]["state"] != "unreachable"
+    assert host.group.members() == []
+
+
 def test_two_starts_of_one_name_make_one_worker(host: WorkerHost) -> None:
     def start(_: int) -> str:
         with host.client() as client:

@@ -46,6 +46,19 @@ def unified() -> str | None:
     return None
 
 
+def remove(directory: Path) -> None:
+    """Remove a control group in which nobody is: the kernel takes a moment to believe it, and nothing tells when."""
+    deadline = time.monotonic() + HANG
+    while True:
+        try:
+            directory.rmdir()
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        else:
+            return
+
+
 class Group:
     """A control group that the units of one test are in."""
 
@@ -69,8 +82,8 @@ class Group:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         for directory in sorted(self.path.rglob("*/"), key=lambda found: -len(found.parts)):
-            directory.rmdir()
-        self.path.rmdir()
+            remove(directory)
+        remove(self.path)
 
 
 class StandIn:
@@ -115,7 +128,7 @@ class StandIn:
         if not await cgroups.emptied(group, 0.5):
             cgroups.kill(group)
             await cgroups.emptied(group, HANG)
-        (self._root / unit).rmdir()
+        await asyncio.to_thread(remove, self._root / unit)
         return True
 
     async def kill(self, unit: str, number: int) -> bool:

@@ -115,6 +115,7 @@ class Looking:
         return "".join(content.decode("utf-8", "replace").splitlines(keepends=True)[-lines:])
 
     async def _health(self, caller: Caller, asked: Health) -> dict[str, Any]:
+        seen = self._registry.list(caller, now_ms(), everyone=True).workers
         systemd = None
         try:
             systemd = await (await self._service.managers.scopes()).version()
@@ -123,7 +124,8 @@ class Looking:
             systemd = None
         return {
             "version": __version__,
-            "live": len(self._registry.live()),
+            # Of those that it may see: how many there are is nobody else's.
+            "live": sum(worker.state not in TERMINAL for worker in seen),
             "systemd": systemd,
             "confinement": list(confinement.plan(Confinement((), False), confinement.abi())),
         }

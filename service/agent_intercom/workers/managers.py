@@ -34,6 +34,8 @@ class Managers:
         self._current: Scopes | None = None
         self._lock = asyncio.Lock()
         self._told = False
+        self.on_connect: Callable[[], None] = lambda: None
+        """Called when there is a connection again, or for the first time."""
 
     async def scopes(self) -> Scopes:
         """A connection that holds, as far as anybody knows. Raises WorkerError `manager_unreachable`."""
@@ -52,6 +54,7 @@ class Managers:
             made.changes(self._changed)
             self._current = made
             self._told = False
+            self.on_connect()
             return made
 
     async def close(self) -> None:

@@ -57,6 +57,13 @@ async def reattach(service: Service) -> Found:
     return Found(counts[True], counts[False])
 
 
+async def prove_again(service: Service) -> None:
+    """Look again after the workers that could not be proved, now that the manager can be asked."""
+    for worker in service.registry.live():
+        if worker.state == State.UNREACHABLE and worker.incarnation not in service.running:
+            await _one(service, worker)
+
+
 def sweep(service: Service) -> None:
     """Remove the files of workers that nobody knows any more, or that had ended when an earlier service was killed."""
     live, ended = service.registry.live(), service.registry.ended_workers()

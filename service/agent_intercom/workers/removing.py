@@ -124,6 +124,7 @@ class Removing:
                         raise WorkerError(Code.STOP_FAILED, "its files cannot be removed", "worker")
                 self._registry.forgotten(worker.id, now_ms())
                 self._service.commit()
+                self._service.forget(worker.id)
             except WorkerError as error:
                 self._registry.unclaim(worker.id)
                 errors.append({"worker": worker.id, "code": str(error.code)})

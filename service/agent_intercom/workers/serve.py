@@ -219,6 +219,7 @@ class Main:
         else:
             found = reattach.Found(0, 0)
             self._journal.emit(Event.WORKERS_REFUSED, code=self._problem)
+        self.service.managers.on_connect = self._prove_again
         self.service.on_change = self._changed
         for _, listener in self._given.listeners:
             self._door.listen(listener)
@@ -233,6 +234,9 @@ class Main:
         self._changed()
         await self._ending.wait()
         await self._close()
+
+    def _prove_again(self) -> None:
+        self.service.spawn(reattach.prove_again(self.service))
 
     def stop(self, reason: str) -> None:
         """End, for a reason that is logged. Workers go on."""

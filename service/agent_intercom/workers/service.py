@@ -348,6 +348,11 @@ class Service:
                 self.record()
         return self.registry.get(worker.id) or worker
 
+    def forget(self, worker: str) -> None:
+        """Nothing is going to be done with a worker any more."""
+        if worker in self._locks and not self._locks[worker].locked():
+            del self._locks[worker]
+
     async def end_all(self, workers: Iterable[Worker]) -> list[Worker]:
         """End workers in this order, one after the other; raises what failed first, after all were tried."""
         ended, failure = [], None

@@ -180,3 +180,15 @@ def test_a_skill_that_cannot_be_read_is_named(home: Home) -> None:
     text = refused(home, *TASK, *["--worker-skill", f"reviewer={skill}"] * 2, "--dry-run")[1]
     assert f"{Path(skill)} is named twice for reviewer" in text
     assert os.path.isabs(skill)
+
+
+def test_of_a_reviewer_that_may_write_in_the_project_after_all(home: Home) -> None:
+    inside, beside = home.project / "cache", home.root / "cache"
+    for directory in (inside, beside):
+        directory.mkdir()
+    home.config(f'[workers]\nwritable = ["{beside}"]\n')
+    assert warned(home) == []
+    home.config(f'[workers.roles.reviewer]\nwritable = ["{inside}"]\n')
+    assert [each.partition(" in")[0] for each in warned(home)] == ["reviewer may write"]
+    home.config(f'[workers.roles.implementer]\nconfine = true\nwritable = ["{inside}"]\n')
+    assert warned(home) == []

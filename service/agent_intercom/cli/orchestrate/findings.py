@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from os import path
@@ -22,6 +23,7 @@ from agent_intercom.orchestration import hosting, runtime
 from agent_intercom.orchestration.config.load import Examined
 from agent_intercom.orchestration.config.plan import Plan
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.orchestration.harness import COMMAND
 from agent_intercom.orchestration.models import ModelCheck
 from agent_intercom.orchestration.pipackage import PiPackage
 from agent_intercom.workers import confinement, hosted
@@ -281,6 +283,10 @@ def settings(found: Examined, program: str) -> Iterator[Check]:
 
 def programs(made: Plan, program: str | None, package: PiPackage | None) -> Iterator[Check]:
     """What the harnesses of a run need."""
+    for role, chosen in made.roles.items():
+        if chosen.harness == COMMAND and (fault := _command_fault(chosen.command)):
+            hint = "correct it in orchestrate.toml ([harness.command]), or say --worker-command when a run is started"
+            yield Check("command", "warn", f"{role}: {fault}", hint)
     if not needs_pi(made):
         yield Check("harness", "ok", "no worker is Pi")
         return
@@ -295,6 +301,13 @@ def programs(made: Plan, program: str | None, package: PiPackage | None) -> Iter
         yield Check("worker-bridge", "fail", "the worker bridge of Pi is not there", hint, needed=True)
     else:
         yield Check("worker-bridge", "ok", f"{package.bridge} (version {package.version or 'unknown'})")
+
+
+def _command_fault(words: Sequence[str]) -> str:
+    """What is wrong with the program of a role, as a run that is started here would find it."""
+    if not words:
+        return "nobody says which program works"
+    return "" if shutil.which(words[0]) else "its program is not there, or cannot be executed"
 
 
 def models(checked: Sequence[ModelCheck], program: str) -> Iterator[Check]:

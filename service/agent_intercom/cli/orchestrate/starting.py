@@ -18,6 +18,7 @@ from agent_intercom.cli.orchestrate.answer import ERROR, Answer, CommandFailure,
 from agent_intercom.cli.orchestrate.preparing import Prepared, prepare
 from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, file_system
 from agent_intercom.orchestration import budget, harness, places, policies, runs, runtime, snapshot
+from agent_intercom.orchestration.contract import IMPLEMENTER
 from agent_intercom.orchestration.errors import Refusal
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -83,7 +84,7 @@ def _warnings(prepared: Prepared) -> Iterator[str]:
     project = prepared.spec.project
     for entry in runs.live_runs(os.environ).entries:
         other = entry.manifest.project
-        if path.commonpath((project, other)) in {project, other}:
+        if _meet(project, other):
             where = "this directory" if other == project else other
             yield f"another run works in {where}: {entry.session}; two implementers would write in one tree"
     home = path.realpath(path.expanduser("~"))
@@ -92,10 +93,18 @@ def _warnings(prepared: Prepared) -> Iterator[str]:
         yield f"the project holds {what} and everything in it, and workers may write there"
     elif not _in_git(project):
         yield "the project is in no Git work tree: what workers change is not seen and not undone there"
+    for role, worker in prepared.workers.items():
+        if worker.confined and role != IMPLEMENTER and any(_meet(project, name) for name in worker.writable):
+            yield f"{role} may write in the project: a directory of [workers] writable is in it, or has it in it"
     directory = runtime.runtime_dir(os.environ)
     kind = file_system(directory)
     if kind is not None and kind not in MEMORY_FILE_SYSTEMS:
         yield f"XDG_RUNTIME_DIR is on {kind}: the keys in the environment of the run are written to a disk"
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether one of two directories is, or lies in, the other."""
+    return path.commonpath((one, other)) in {one, other}
 
 
 def _in_git(directory: str) -> bool:

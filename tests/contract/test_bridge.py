@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,11 @@ import pytest
 
 from agent_intercom.orchestration import budget, rundir
 from agent_intercom.workers import confinement
+from tests.contract import workingteam
 from tests.contract.orchpeer import eventually
 from tests.contract.orchruns import Run
-from tests.contract.orchwatching import environment
 from tests.contract.peer import HANG
+from tests.contract.workingteam import reports, working
 
 IMPLEMENTER = """
 number=$(ls implementer.*.txt 2>/dev/null | wc -l)
@@ -50,19 +49,12 @@ confinement.apply(Confinement([os.environ["AGENT_INTERCOM_WORKER_STATE"]]), os.e
 """
 
 
-class Team:
+class Team(workingteam.Team):
     """Bridges of one run, each with a command of its own."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        super().__init__(run)
         self.processes: list[subprocess.Popen[bytes]] = []
-        programs = run.root / "bin"
-        programs.mkdir()
-        program = programs / "orchestrate"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m agent_intercom.cli.orchestrate.main "$@"\n')
-        program.chmod(0o755)
-        self.environment = environment(run)
-        self.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
 
     def state(self, role: str) -> Path:
         return self.run.directory / rundir.SESSIONS / role
@@ -96,10 +88,6 @@ class Team:
     def errors(self, role: str) -> str:
         return (self.run.root / f"{role}.err").read_text()
 
-    def text(self, name: str) -> str:
-        """What a command has written."""
-        return (self.run.project / name).read_text()
-
     def there(self, name: str) -> None:
         """Wait until a command has written it."""
         eventually(lambda: (self.run.project / name).exists() and self.text(name) != "")
@@ -110,10 +98,6 @@ class Team:
         eventually(lambda: self.run.role("implementer")["state"] == "active")
         return int(self.text("started.0")), int(self.text("child"))
 
-    def until(self, state: str, round_: int) -> None:
-        """Wait until the run stands there."""
-        eventually(lambda: self.run.workflow() == (state, round_))
-
     def close(self) -> None:
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
@@ -121,19 +105,9 @@ class Team:
             process.wait(HANG)
 
 
-@contextlib.contextmanager
-def team(**options: Any) -> Iterator[Team]:
-    with Run(harness="external", **options) as run:
-        workers = Team(run)
-        try:
-            yield workers
-        finally:
-            workers.close()
+def team(**options: Any) -> AbstractContextManager[Team]:
+    return working(Team, **options)
 
-
-def reports(run: Run) -> list[tuple[object, ...]]:
-    rows = run.rows("SELECT * FROM reports ORDER BY rowid")
-    return [(row["role"], row["round"], row["kind"], row["verdict"]) for row in rows]
 
 
 def alive(pid: int) -> bool:

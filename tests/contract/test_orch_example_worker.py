@@ -9,14 +9,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from tests.contract import workingteam
 from tests.contract.orchpeer import body, eventually
 from tests.contract.orchruns import SESSION, Run
-from tests.contract.orchwatching import environment
 from tests.contract.peer import HANG
+from tests.contract.workingteam import reports, working
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/worker.py"
 PAGE = EXAMPLE.parents[1] / "workers.md"
@@ -45,19 +46,12 @@ print('{"summary": "Good.", "verdict": "approved"}')
 """
 
 
-class Team:
+class Team(workingteam.Team):
     """Example workers of one run, each with a command of its own."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        super().__init__(run)
         self.processes: list[subprocess.Popen[str]] = []
-        programs = run.root / "bin"
-        programs.mkdir()
-        program = programs / "orchestrate"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m agent_intercom.cli.orchestrate.main "$@"\n')
-        program.chmod(0o755)
-        self.environment = environment(run)
-        self.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
 
     def start(self, role: str, script: str) -> subprocess.Popen[str]:
         """A worker whose command is a script of Python."""
@@ -76,16 +70,8 @@ class Team:
         self.processes.append(process)
         return process
 
-    def text(self, name: str) -> str:
-        """What a command was given, and has written there."""
-        return (self.run.project / name).read_text()
-
     def is_there(self, name: str) -> bool:
         return (self.run.project / name).exists()
-
-    def until(self, state: str, round_: int) -> None:
-        """Wait until the run stands there."""
-        eventually(lambda: self.run.workflow() == (state, round_))
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         """How a worker ended, and what it said."""
@@ -103,19 +89,9 @@ class Team:
             self.kill(process)
 
 
-@contextlib.contextmanager
-def team(**options: Any) -> Iterator[Team]:
-    with Run(harness="external", **options) as run:
-        workers = Team(run)
-        try:
-            yield workers
-        finally:
-            workers.close()
+def team(**options: Any) -> AbstractContextManager[Team]:
+    return working(Team, **options)
 
-
-def reports(run: Run) -> list[tuple[object, ...]]:
-    rows = run.rows("SELECT * FROM reports ORDER BY rowid")
-    return [(row["role"], row["round"], row["kind"], row["verdict"]) for row in rows]
 
 
 def test_the_example_takes_a_run_from_its_start_through_a_repair_to_ready() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,11 +16,10 @@ import pytest
 
 from agent_intercom.orchestration import rows
 from agent_intercom.orchestration.store import Store, StoreError
-from tests.unit.orchfiles import Step, SteppingVFS
 from tests.unit.orchrows import FIRST, SECOND, dump, make
+from tests.unit.stepping import Step, SteppingVFS, steps_of
 from tests.unit.test_orch_migrations import of_version
 
-ROOT = Path(__file__).resolve().parents[2]
 DATABASE = "db"
 
 
@@ -179,15 +177,7 @@ def test_a_broker_killed_at_any_step_is_before_or_after(place: Path, kind: str) 
     start = template(kind, place / "template")
     possible = stages(kind, start, place / "stages")
     (place / "killed").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.orchfiles", start, str(place / "killed")],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'service'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    steps = int(done.stdout)
+    steps = steps_of("tests.unit.orchfiles", start, str(place / "killed"))
     assert steps > 20
     seen = []
     for number in range(steps + 1):

@@ -11,8 +11,8 @@ import pytest
 
 from agent_intercom.orchestration import rows, store
 from agent_intercom.orchestration.store import Store
-from tests.unit.orchfiles import Step, SteppingVFS
 from tests.unit.runstage import BEGAN, Database, Stage
+from tests.unit.stepping import Step, SteppingVFS
 from tests.unit.test_orch_crash import DATABASE, Disk, choices, place
 
 __all__ = ["place"]

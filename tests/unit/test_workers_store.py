@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,10 +20,9 @@ from agent_intercom.workers.contract import Code, Limits
 from agent_intercom.workers.records import Event, Generation, Worker
 from agent_intercom.workers.registry import Caller, Changes, Loaded, Wanted
 from agent_intercom.workers.store import Store, StoreError
-from tests.unit.orchfiles import Step, SteppingVFS
+from tests.unit.stepping import Step, SteppingVFS, kill_at_each, killing, steps_of
 from tests.unit.workerstage import OVERRIDE, PERSON, SESSION, WIDE, Stage, inside
 
-ROOT = Path(__file__).resolve().parents[2]
 SECRET = "scope-that-nobody-may-read"
 
 
@@ -301,35 +298,18 @@ def test_a_fault_at_any_step_leaves_the_registry_as_it_was(
 # Kills
 
 
-def work(path: str, killed_at: int) -> None:
-    """Open, store three batches and close; killed before step `killed_at` of all that SQLite does with files."""
-    steps = iter(range(killed_at))
-
-    def step(_: Step) -> None:
-        if next(steps, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    vfs = SteppingVFS("workers-killing", step)
-    store = Store.open(path, vfs="workers-killing")
-    for changes in batches():
-        store.apply(changes)
-    store.close()
-    vfs.unregister()
-
-
 def main(directory: str) -> None:
-    for number in range(500):
-        child = os.fork()
-        if child == 0:
-            work(os.path.join(directory, str(number), "db"), number)
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        if status == 0:
-            print(number)
-            return
-        if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
-            raise SystemExit(f"step {number}: {status}")
-    raise SystemExit("no end")
+    """Open, store three batches and close, killed at each step of all that SQLite does with files."""
+
+    def work(number: int) -> None:
+        vfs = killing("workers-killing", number)
+        store = Store.open(os.path.join(directory, str(number), "db"), vfs="workers-killing")
+        for changes in batches():
+            store.apply(changes)
+        store.close()
+        vfs.unregister()
+
+    print(kill_at_each(work, 500))
 
 
 def test_a_service_killed_at_any_step_has_stored_all_of_a_change_or_nothing(place: Path) -> None:
@@ -343,15 +323,7 @@ def test_a_service_killed_at_any_step_has_stored_all_of_a_change_or_nothing(plac
             shutil.copy(place / f"reference{suffix}", place / f"copy-{number}" / f"db{suffix}")
         stages.append(rows_of(kept(place / f"copy-{number}" / "db")))
     store.close()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.test_workers_store", str(place / "killed")],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'service'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    steps = int(done.stdout)
+    steps = steps_of("tests.unit.test_workers_store", str(place / "killed"))
     assert steps > 15
     seen = []
     for number in range(steps + 1):

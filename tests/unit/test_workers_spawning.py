@@ -71,8 +71,14 @@ def test_a_waiting_launcher_shows_and_has_nothing(stage: Stage, monkeypatch: pyt
     monkeypatch.setenv("NOTIFY_SOCKET", CANARY)
     inherited, other = os.pipe()
     os.set_inheritable(inherited, True)
+    # Only what it says itself tells that its execve(2) is over: before that nothing of it shows, whatever it has.
+    up = stage.directory / "up"
+    os.mkfifo(up)
+    program = Path(stage.program).read_text()
+    stage.script("orchestrate-launcher", program.replace("\nfrom ", f"\nopen({str(up)!r}, 'w').close()\nfrom ", 1))
 
     async def body(gated: spawning.Gated) -> None:
+        assert up.read_text() == ""
         proc = Path(f"/proc/{gated.pid}")
         arguments = (proc / "cmdline").read_bytes().split(b"\0")[:-1]
         # A script is shown after the interpreter that its first line names.

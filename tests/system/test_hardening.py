@@ -35,7 +35,7 @@ ALLOWED, REFUSED = True, "EPERM"
 BASE: dict[str, dict[str, tuple[Any, Any]]] = {
     "Slice": {"slice": (False, True)},
     "UMask": {"mode": (0o644, 0o600)},
-    "LimitCORE": {"core": (None, [0, 0])},
+    "LimitCORE": {"core": (None, [1, 1])},
     "MemorySwapMax": {},  # see test_swap
     "NoNewPrivileges": {"effective_uid": ("0", "4000")},
     "LockPersonality": {"personality": (0, 1)},

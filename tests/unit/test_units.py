@@ -111,6 +111,12 @@ def test_old_runs_are_removed_daily_where_somebody_asks_for_it() -> None:
     assert "Install" not in service
 
 
+@pytest.mark.parametrize("name", ["intercom.service", "orchestrate@.service", "orchestrate-workers.service"])
+def test_a_crash_calls_no_program_that_keeps_the_memory(name: str) -> None:
+    """At 0, core(5), one that kernel.core_pattern names is called all the same; and nobody can raise a hard limit."""
+    assert value(read(name), "Service", "LimitCORE") == "1"
+
+
 def test_worker_service_takes_nothing_from_what_it_forks() -> None:
     """Children keep filters, limits and masks for ever, and workers are confined one by one."""
     service = read("orchestrate-workers.service")["Service"]

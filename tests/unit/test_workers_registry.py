@@ -497,15 +497,29 @@ def test_the_times_of_a_worker_are_those_of_the_rule(stage: Stage) -> None:
 def test_a_lease_is_extended_by_its_owner_but_never_past_the_idle_deadline(stage: Stage) -> None:
     worker = stage.run(SESSION, idle_ms=40 * MINUTE)
     begun = stage.now
-    stage.it.heartbeat(OTHER, begun + 5 * MINUTE)
+    assert stage.it.heartbeat(OTHER, begun + 10 * MINUTE) == []
     assert stage.get(worker) == worker
-    stage.it.heartbeat(SESSION, begun + 5 * MINUTE)
-    assert stage.get(worker).lease_expires_at == begun + 35 * MINUTE
+    (extended,) = stage.it.heartbeat(SESSION, begun + 9 * MINUTE)
+    assert stage.get(worker) == extended and extended.lease_expires_at == begun + 39 * MINUTE
+    # What is left is less than a quarter, and the last that there is.
     stage.it.heartbeat(SESSION, begun + 25 * MINUTE)
     assert stage.get(worker).lease_expires_at == stage.get(worker).idle_deadline_at == begun + 40 * MINUTE
     stage.it.take()
     stage.it.heartbeat(SESSION, begun + 26 * MINUTE)
     assert not stage.it.take()
+
+
+def test_an_owner_who_is_there_all_the_time_is_written_down_four_times_a_lease(stage: Stage) -> None:
+    worker = stage.run(SESSION, idle_ms=0)
+    stage.it.take()
+    begun, written = stage.now, 0
+    for minute in range(60):
+        extended = stage.it.heartbeat(SESSION, begun + minute * MINUTE)
+        assert [row.id for row in extended] == ([worker.id] if extended else [])
+        written += bool(stage.it.take())
+        # However often it is written, the lease of one whose owner is there does not come to its end.
+        assert (stage.get(worker).lease_expires_at or 0) > begun + (minute + 22) * MINUTE
+    assert written == 7
 
 
 @pytest.mark.parametrize("how", ["renew", "adopt", "noted", "notify"])

@@ -99,6 +99,7 @@ def test_every_action_is_carried_out(home: Home, service: Service) -> None:
         "list": {"workers": [worker()], "hidden": 1},
         "status": {**one, "processes": [], "unit": None},
         "renew": {"workers": [worker()]},
+        "heartbeat": {"workers": []},
         "logs": {"events": [], "output": None},
         "wait": {**one, "reached": True},
         "forget": {"forgotten": [ended()]},
@@ -321,7 +322,9 @@ def test_a_heartbeat_tells_who_was_asked_for_a_checkpoint_lately(home: Home, ser
         ],
         "hidden": 0,
     }
+    service.answers["heartbeat"] = {"workers": [worker("quiet", id="cccccccccccc")]}
     _, details = done("_heartbeat", {"managerSessionId": "mgr-1"})
+    assert details["renewed"] == ["cccccccccccc"] and service.asked[0]["action"] == "heartbeat"
     (request,) = details["checkpointRequests"]
     assert details["checkpointRequested"] == [ID, "eeeeeeeeeeee"]
     assert (request["workerId"], request["runId"], request["target"]) == (ID, INCARNATION, "review")

@@ -93,6 +93,10 @@ class Renew(msgspec.Struct, forbid_unknown_fields=True):
     worker: str | None = None
 
 
+class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
 class Wait(msgspec.Struct, forbid_unknown_fields=True):
     worker: str
     until: str
@@ -124,6 +128,7 @@ class Actions:
             "adopt": (One, self._adopt, True),
             "release": (One, self._release, True),
             "renew": (Renew, self._renew, True),
+            "heartbeat": (Heartbeat, self._heartbeat, True),
             "notify": (Notify, self._notify, True),
             "wait": (Wait, self._wait, False),
             **looking.known,
@@ -219,6 +224,7 @@ class Actions:
         first = runworker.prepare(
             self._service.runtime_dir, asked.run, asked.role, asked.generation, "0" * 12, library=self._library
         )
+        orders.admit(first.launch.confinement)
         await self._admit()
         wanted = Wanted(
             driver=first.driver,
@@ -307,6 +313,11 @@ class Actions:
 
     async def _renew(self, caller: Caller, asked: Renew) -> dict[str, Any]:
         renewed = self._registry.renew(caller, asked.worker, now_ms())
+        self._service.commit()
+        return {"workers": [told(worker) for worker in renewed]}
+
+    async def _heartbeat(self, caller: Caller, asked: Heartbeat) -> dict[str, Any]:
+        renewed = self._registry.heartbeat(caller, now_ms())
         self._service.commit()
         return {"workers": [told(worker) for worker in renewed]}
 

@@ -46,11 +46,15 @@ def _lease(now: int, lease_ms: int, idle: int | None) -> int | None:
 
 
 def extend(worker: Worker, now: int, lease_ms: int) -> Worker:
-    """The worker whose owner was there at `now`, which never makes its lease shorter; itself if nothing changes."""
+    """The worker whose owner was there at `now`, which never makes its lease shorter; itself if nothing changes.
+
+    An owner says so every minute, and each change is a write to the disk: less than a quarter of a lease is not worth
+    one, unless it is the last that there is.
+    """
     if worker.paused_at is not None:
         return worker
-    lease = _lease(now, lease_ms, worker.idle_deadline_at)
-    if lease is None or (worker.lease_expires_at or 0) >= lease:
+    lease, known = _lease(now, lease_ms, worker.idle_deadline_at), worker.lease_expires_at or 0
+    if lease is None or lease <= known or (lease - known < lease_ms // 4 and lease != worker.idle_deadline_at):
         return worker
     return replace(worker, lease_expires_at=lease, updated_at=now)
 

@@ -76,6 +76,19 @@ def settled(place: Place) -> Place:
     return replaced(place, directory=directory, writable=writable)
 
 
+def admit(limits: Confinement | None) -> None:
+    """Raise WorkerError where the worker of a role cannot be confined as its run says; nothing was begun then.
+
+    A run is started with what the paths lead to then: a link that is there since would grant what nobody has granted.
+    """
+    if limits is None:
+        return
+    confinement.check(limits, confinement.abi())
+    if set(confinement.settled(limits).writable) != set(limits.writable):
+        text = "a directory that it may write is behind a link that was not there when the run was started"
+        raise WorkerError(Code.INVALID, text, "writable")
+
+
 def replaced(place: Place, **changes: object) -> Place:
     from msgspec.structs import replace
 
@@ -180,6 +193,8 @@ def of_role(worker: Worker, runtime_dir: str, library: str) -> Order:
         library=library,
     )
     places.make(place)
+    if prepared.launch.output is not None:
+        places.make(prepared.launch.output)
     places.make_scratch(prepared.launch.scratch)
     return Order(
         launch=prepared.launch,

@@ -94,12 +94,15 @@ class Ownership(Table):
         lease_ms = self._lifetimes.lease_ms
         return [self._put(leases.touch(worker, now, lease_ms), "renewed") for worker in wanted]
 
-    def heartbeat(self, caller: Caller, now: int) -> None:
-        """Extend the leases of what the caller owns, never past the idle deadline: its owner is there."""
+    def heartbeat(self, caller: Caller, now: int) -> list[Worker]:
+        """Extend the leases of what the caller owns, never past the idle deadline: its owner is there.
+
+        Returns those that were extended; one that was not long ago is left as it is. It is no activity.
+        """
         me = self._me(caller)
-        for worker in list(self._rows.values()):
-            if self._mine(caller, me, worker) and _renewable(worker):
-                self._put(leases.extend(worker, now, self._lifetimes.lease_ms))
+        owned = [row for row in self._rows.values() if self._mine(caller, me, row) and _renewable(row)]
+        found = [leases.extend(worker, now, self._lifetimes.lease_ms) for worker in owned]
+        return [self._put(later) for worker, later in zip(owned, found, strict=True) if later is not worker]
 
     def rename(self, caller: Caller, reference: str, name: str, now: int) -> Worker:
         """Give a live worker another label; nothing else changes.

@@ -287,11 +287,12 @@ class _Acting:
         return telling.safe(telling.health(result)), result
 
     def _heartbeat(self) -> tuple[Iterable[str], dict[str, Any]]:
-        """What the host has to deliver: who was asked for a checkpoint lately."""
+        """The owner is there; and what its host has to deliver: who was asked for a checkpoint lately."""
         from agent_intercom.cli.orchestrate.worker import looking
         from agent_intercom.workers.contract import TERMINAL
 
         now = looking.now()
+        renewed = [worker["id"] for worker in self._service.request("heartbeat", {})["workers"]]
         result = self._service.request("list", {"all": False, "history": False})
         live = [worker for worker in result["workers"] if worker["state"] not in TERMINAL]
         asked = [worker for worker in live if worker.get("checkpoint_requested_at") is not None]
@@ -300,7 +301,7 @@ class _Acting:
             for worker in asked
             if now - (worker.get("checkpoint_attempted_at") or worker["checkpoint_requested_at"]) < CHECKPOINT_FRESH_MS
         ]
-        details = {"renewed": [], "checkpointRequested": [w["id"] for w in asked], "checkpointRequests": requests}
+        details = {"renewed": renewed, "checkpointRequested": [w["id"] for w in asked], "checkpointRequests": requests}
         return [f"{len(requests)} to be asked for a checkpoint"], details
 
 

@@ -73,20 +73,21 @@ class Team(workingteam.Team):
             "AGENT_INTERCOM_WORKER_STATE": str(self.state(role)),
             "AGENT_INTERCOM_SCRATCH": str(scratch),
         }
-        with (self.run.root / f"{role}.err").open("ab") as errors:
+        with (self.run.root / f"{role}.out").open("ab") as printed:
             process = subprocess.Popen(
                 [sys.executable, "-c", CONFINED if confined else BRIDGE, "/bin/sh", "-ec", script],
                 env={**self.environment, **told, **more},
                 cwd=self.run.project,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stdout=printed,
+                stderr=printed,
             )
         self.processes.append(process)
         return process
 
-    def errors(self, role: str) -> str:
-        return (self.run.root / f"{role}.err").read_text()
+    def printed(self, role: str) -> list[str]:
+        """What the bridge of a role and its commands have printed."""
+        return (self.run.root / f"{role}.out").read_text().splitlines()
 
     def there(self, name: str) -> None:
         """Wait until a command has written it."""
@@ -107,7 +108,6 @@ class Team(workingteam.Team):
 
 def team(**options: Any) -> AbstractContextManager[Team]:
     return working(Team, **options)
-
 
 
 def alive(pid: int) -> bool:
@@ -140,7 +140,28 @@ def test_commands_take_a_run_from_its_start_through_a_repair_to_ready() -> None:
         assert workers.text("answer.1") == "accepted\n"
         states = [event["status"] for event in workers.run.events("worker_lifecycle")]
         assert "waiting" not in states and "uncertain" not in states
-        assert workers.errors("implementer") == workers.errors("reviewer") == ""
+        eventually(lambda: len(workers.printed("implementer")) == 4)
+        tell = "orchestrate-bridge: the command"
+        assert workers.printed("implementer") == [
+            line
+            for round_ in (1, 2)
+            for line in (f"{tell} runs: implementation, round {round_}", f"{tell} ended, with exit status 0")
+        ]
+
+
+def test_what_a_command_prints_goes_where_the_bridge_prints_and_how_it_ended_follows() -> None:
+    with team() as workers:
+        workers.start("implementer", "echo to-output; echo to-errors >&2; exit 5")
+        workers.start("reviewer", APPROVING)
+        eventually(lambda: len(workers.printed("implementer")) == 4)
+        assert sorted(workers.printed("implementer")[1:3]) == ["to-errors", "to-output"]
+        assert workers.printed("implementer")[3] == "orchestrate-bridge: the command ended, with exit status 5"
+        eventually(lambda: workers.run.role("implementer")["state"] == "waiting")
+    with team() as workers:
+        workers.start("implementer", "kill -9 $$")
+        workers.start("reviewer", APPROVING)
+        eventually(lambda: len(workers.printed("implementer")) == 2)
+        assert workers.printed("implementer")[1].endswith("the command ended, by signal 9")
 
 
 def test_a_report_that_is_refused_is_told_with_its_code_and_can_be_corrected() -> None:

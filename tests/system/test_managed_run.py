@@ -186,6 +186,29 @@ def test_the_worktree_is_unchanged_by_its_hash(line: Line) -> None:
     assert not (line.bed.root / "home/alice/.profile-of-mine").exists()
 
 
+def test_what_a_program_prints_is_read_by_the_person_and_kept_in_memory_alone(line: Line) -> None:
+    canary = "words-canary-0123456789abcdef"
+    # Put together by the program, so that only what it prints has it.
+    says = "echo words-canary-$((0))123456789abcdef; ls /words-of-ls"
+    data = line.start(implementer=says, reviewer=WAITS)
+    until(lambda: role(line, "implementer")["state"] == "waiting", "a role that waits")
+    command = f"orchestrate worker logs {data['unit']}/implementer --output"
+    assert command in [step["command"] for step in line.json("status", SESSION)["next"]]
+    printed = line.call(*command.split()[1:]).stdout
+    assert canary in printed and "/words-of-ls" in printed and "ended, with exit status 2" in printed
+    (place,) = (line.bed.root / f"run/user/{line.uid}/agent-intercom/run/{data['unit']}").glob("worker-*/output/output")
+    assert place.parent.stat().st_mode & 0o777 == 0o700 and place.stat().st_mode & 0o777 == 0o600
+    search = f"grep -rlF {canary} /run/user /home/alice /var /tmp 2>/dev/null"
+    assert line.bed.run(search, check=False).stdout.split() == [f"/{place.relative_to(line.bed.root)}"]
+    assert canary not in json.dumps(line.bed.journal("alice"))
+    assert (
+        line.call("worker", "logs", f"{data['unit']}/implementer", "--as", "some-session", check=False).returncode == 6
+    )
+    line.json("stop", "--yes")
+    assert line.bed.run(search, check=False).stdout == ""
+    assert "until the run is over" in line.call(*command.split()[1:]).stdout
+
+
 @pytest.mark.parametrize("whom", ["worker", "bridge", "shim", "broker", "service", "all"])
 def test_whoever_is_killed_nobody_survives_the_run_and_nobody_else_is_touched(line: Line, whom: str) -> None:
     bed = line.bed

@@ -293,6 +293,21 @@ def test_a_worker_that_has_ended_can_be_started_again(down: bool) -> None:
     assert [each["command"] for each in found] == (["orchestrate restart s --role reviewer --yes"] if down else [])
 
 
+def test_what_a_program_printed_is_named_where_it_ended_or_waits() -> None:
+    label = {"reviewer": "a1/reviewer"}
+
+    def told(found: list[standing.Awaited], down: set[str]) -> list[str]:
+        made = steps.steps(found, "s", "orchestrate", ready=False, down=down, new_id="", printing=label)
+        return [each["command"] for each in made]
+
+    printed = "orchestrate worker logs a1/reviewer --output"
+    assert told([standing.Awaited("reviewer", standing.CONNECTION, None)], {"reviewer"})[0] == printed
+    assert told([standing.Awaited("reviewer", standing.MESSAGE, None)], set())[0] == printed
+    assert told([standing.Awaited("reviewer", standing.REPORT, None)], set()) == []
+    # What Pi said is in its sessions.
+    assert printed not in told([standing.Awaited("implementer", standing.MESSAGE, None)], {"implementer"})
+
+
 def test_what_units_tell(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = runs.make(SESSION, ID, state("connecting"), role("reviewer", state="disconnected"))
     common = {"generation": 1, "unit": "worker-0123456789ab.scope", "sub": "", "pid": 0, "status_text": ""}

@@ -58,6 +58,12 @@ def test_a_program_that_cannot_work(home: Home, words: tuple[str, ...], code: st
     assert found[0] == code and text in found[1]
 
 
+def test_skills_of_a_program_are_a_list_with_colons(home: Home) -> None:
+    skill = home.file("a:b.md", "How to.")
+    found = refused(home, *TASK, *COMMAND, "reviewer=true", "--worker-skill", f"reviewer={skill}")
+    assert found[0] == "invalid_arguments" and "has a colon in its path" in found[1]
+
+
 def test_what_workers_may_do_and_use(home: Home) -> None:
     place, link = home.root / "place", home.root / "link"
     place.mkdir()
@@ -103,7 +109,9 @@ def test_what_the_kernel_does_not_enforce_is_not_claimed(home: Home, monkeypatch
 def test_a_directory_that_is_not_there(home: Home) -> None:
     home.config('[workers.roles.reviewer]\nwritable = ["/nonexistent/x"]\n')
     code, text = refused(home, *TASK, "--dry-run")
-    assert code == "orchestration_error" and "/nonexistent/x" in text and "workers.roles.reviewer.writable" in text
+    assert code == "orchestration_error" and "/nonexistent/x" in text
+    assert "agent-intercom/orchestrate.toml: workers.roles.reviewer.writable" in text
+    assert refused(home, *TASK) == (code, text)
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,22 @@ def test_any_program_is_called_by_our_bridge(place: Place) -> None:
     assert made.launch.arguments == ["/opt/lib/orchestrate-bridge", "--", *COMMAND]
     assert made.launch.environment["PI_TMUX_ORCHESTRATOR_TOKEN"] == place.run.tokens["django"]
     assert made.launch.environment["AGENT_INTERCOM_WORKER_STATE"] == f"{place.run.path}/sessions/django"
+    assert "AGENT_INTERCOM_SKILLS" not in made.launch.environment
+    assert made.launch.output == f"{place.runtime}/agent-intercom/run/a1/worker-{INCARNATION}/output"
     assert made.launch.confinement == Confinement([f"{place.run.path}/sessions/django"], True, False)
     write(place, django=WorkerPlace())
     assert "what runs in this role" in refused(place, "django")
+
+
+def test_a_program_is_told_where_the_skills_of_its_role_are(place: Place) -> None:
+    other = place.skill.with_name("other skill.md")
+    other.write_text("How else.")
+    place.run.manifest.roles["django"].skills = [manifest.read_skill(str(each)) for each in (place.skill, other)]
+    rundir.save_manifest(place.run)
+    made = prepare(place, "django", 1)
+    assert made.launch.environment["AGENT_INTERCOM_SKILLS"] == f"{place.skill}:{other}"
+    other.write_text("How not to.")
+    assert "changed" in refused(place, "django")
 
 
 def test_who_writes_is_not_confined(place: Place) -> None:
@@ -187,29 +200,40 @@ def test_an_implementer_that_is_confined_writes_in_the_project(place: Place) -> 
     write(place, implementer=WorkerPlace(writable=(str(place.home),), required=True))
     made = prepare(place, "implementer", 1)
     assert made.launch.confinement is not None and made.launch.confinement.required
-    assert list(made.launch.confinement.writable)[-2:] == [str(place.home), place.run.manifest.project]
+    assert list(made.launch.confinement.writable)[:2] == [str(place.home), place.run.manifest.project]
     assert "AGENT_INTERCOM_READ_ONLY" not in made.launch.environment
 
 
 def test_what_settings_give_and_take(place: Place) -> None:
     write(
         place,
-        reviewer=WorkerPlace(
-            writable=("/nonexistent", str(place.home)), network=False, memory_max=5, runtime_ms=60_000
-        ),
+        reviewer=WorkerPlace(writable=(str(place.home),), network=False, memory_max=5, runtime_ms=60_000),
         implementer=WorkerPlace(confined=False, network=False, memory_high=4, tasks_max=3),
     )
     made = prepare(place)
     assert made.launch.confinement is not None and not made.launch.confinement.network
-    # What is not there cannot be granted; it may have gone since the run was started.
-    assert made.launch.confinement.writable[-1] == str(place.home)
-    assert "/nonexistent" not in made.launch.confinement.writable
+    assert made.launch.confinement.writable[0] == str(place.home)
     assert made.properties["MemoryMax"] == ("t", 5) and made.properties["TasksMax"] == ("t", 512)
     assert made.runtime_ms == 60_000
     made = prepare(place, "implementer", 1)
     assert made.launch.confinement == Confinement(["/"], False, False)
     assert made.properties["MemoryHigh"] == ("t", 4) and made.properties["TasksMax"] == ("t", 3)
     assert made.properties["OOMPolicy"] == ("s", "continue") and made.properties["MemorySwapMax"] == ("t", 0)
+
+
+def test_what_is_to_be_writable_and_is_gone(place: Place) -> None:
+    granted = (str(place.home), "/nonexistent")
+    write(place, reviewer=WorkerPlace(writable=granted))
+    assert refused(place).startswith("entry 2 of [workers] writable is no directory")
+    # Who may write everywhere is granted nothing by it.
+    write(place, reviewer=WorkerPlace(writable=granted, confined=False))
+    prepare(place)
+    # What Pi itself has not made yet it does without.
+    write(place)
+    (place.home / ".pi/agent").rmdir()
+    made = prepare(place)
+    assert made.launch.confinement is not None
+    assert made.launch.confinement.writable == [f"{place.run.path}/sessions/reviewer"]
 
 
 def test_who_is_unscoped_stays_so(place: Place) -> None:

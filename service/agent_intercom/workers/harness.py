@@ -8,7 +8,7 @@ kind once for each assignment.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import path
+from os import path, pathsep
 from typing import Final, NamedTuple
 
 from agent_intercom.orchestration import contract, harness
@@ -25,13 +25,16 @@ BRIDGE: Final = "orchestrate-bridge"
 STATE_ENVIRONMENT: Final = "AGENT_INTERCOM_WORKER_STATE"
 """Where our bridge keeps what has to outlive it."""
 
+SKILLS_ENVIRONMENT: Final = "AGENT_INTERCOM_SKILLS"
+"""The files of the role's skills for a program of the driver `command`, as PATH has directories."""
+
 _PI_DIRECTORY: Final = "PI_CODING_AGENT_DIR"
 _PI_DEFAULT: Final = ".pi/agent"
 
 
 class Driven(NamedTuple):
-    """What is started for a role: its words, the variables that its driver needs, the directories that it has to be
-    able to write, and whether its input must not end."""
+    """What is started for a role: its words, the variables that its driver needs, the directories that it writes where
+    they are there, and whether its input must not end."""
 
     arguments: list[str]
     variables: dict[str, str]
@@ -50,23 +53,26 @@ def drive(run: Run, role: str, place: RunPlace, library: str) -> Driven:
     return _pi(run, role, record, place)
 
 
-def confinement(worker: WorkerPlace, role: str, project: str, writable: Sequence[str] = ()) -> Confinement | None:
+def confinement(worker: WorkerPlace, role: str, project: str, optional: Sequence[str] = ()) -> Confinement | None:
     """What the kernel is to refuse the worker of a role; None: nothing.
 
-    `writable` are the directories that its driver has to be able to write; those that are not there are left out. The
-    implementer may always change the project. One that is not confined and may not use the network writes everywhere.
+    `optional` are the directories that its driver writes where they are there; those that are not are left out, and no
+    others: whoever confines by this refuses them. The implementer may always change the project. One that is not
+    confined and may not use the network writes everywhere.
     """
     if not worker.confined:
         return None if worker.network else Confinement(["/"], False, worker.required)
-    places_ = [*writable, *worker.writable, *([project] if role == contract.IMPLEMENTER else [])]
-    return Confinement([each for each in places_ if path.isdir(each)], worker.network, worker.required)
+    # What is configured comes first: a fault is told by its number.
+    granted = [*worker.writable, *([project] if role == contract.IMPLEMENTER else [])]
+    return Confinement([*granted, *filter(path.isdir, optional)], worker.network, worker.required)
 
 
 def _command(record: RoleRecord, worker: WorkerPlace, library: str, role: str) -> Driven:
     if not worker.command:
         raise WorkerError(Code.START_FAILED, "the run does not say what runs in this role", role)
-    state = record.session_dir
-    return Driven([path.join(library, BRIDGE), "--", *worker.command], {STATE_ENVIRONMENT: state}, [state], False)
+    state, skills = record.session_dir, [skill.path for skill in record.skills or ()]
+    variables = {STATE_ENVIRONMENT: state} | ({SKILLS_ENVIRONMENT: pathsep.join(skills)} if skills else {})
+    return Driven([path.join(library, BRIDGE), "--", *worker.command], variables, [state], False)
 
 
 def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:

@@ -83,8 +83,8 @@ def prepare(
     place and its scratch directory before.
 
     Raises WorkerError `start_failed` with why the run cannot be read or the worker not be made: a run that is not
-    there, a role that is not in it or whose worker somebody else starts, a skill that was changed, an installation
-    that is not whole.
+    there, a role that is not in it or whose worker somebody else starts, a skill that was changed, a directory that is
+    to be writable and is gone, an installation that is not whole.
     """
     try:
         place = runtime.read(runtime_dir, unit)
@@ -103,7 +103,9 @@ def prepare(
         raise WorkerError(Code.START_FAILED, refusal.text, refusal.field) from refusal
     own = place.workers.get(role) or WorkerPlace(confined=role != contract.IMPLEMENTER)
     confined = own.confined
+    _check_writable(own)
     scratch = places.scratch_of_role(run.path, role, generation)
+    driver = run.manifest.roles[role].harness or harness.PI
     driven = drivers.drive(run, role, place, library or path.dirname(path.abspath(sys.argv[0])))
     variables = environment.build(
         place.environment,
@@ -121,6 +123,8 @@ def prepare(
         exit_file=places.exit_file(own_place),
         scratch=scratch,
         confinement=drivers.confinement(own, role, run.manifest.project, driven.writable),
+        # What Pi prints is its protocol, and what was said is in its sessions.
+        output=places.output_directory(own_place) if driver == harness.COMMAND else None,
         stdin=driven.stdin,
     )
     return Prepared(
@@ -129,7 +133,7 @@ def prepare(
         slice=slice_unit,
         part_of=part_of,
         properties=_properties(own),
-        driver=run.manifest.roles[role].harness or harness.PI,
+        driver=driver,
         confined=confined,
         runtime_ms=own.runtime_ms,
     )
@@ -164,6 +168,14 @@ def _bridge_variables(run: rundir.Run, runtime_dir: str, unit: str, role: str, g
         policy=policy,
         context_mode=modes.get(role, policies.PRUNE),
     )
+
+
+def _check_writable(worker: WorkerPlace) -> None:
+    """Whether what it was granted is there. Raises WorkerError `start_failed`, by number: a path is nobody else's."""
+    for number, name in enumerate(worker.writable if worker.confined else (), 1):
+        if not path.isdir(name):
+            text = f"entry {number} of [workers] writable is no directory that is there any more: make it again"
+            raise WorkerError(Code.START_FAILED, text, "writable")
 
 
 def _properties(worker: WorkerPlace) -> dict[str, Variant]:

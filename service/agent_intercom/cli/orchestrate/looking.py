@@ -89,7 +89,14 @@ def status(options: argparse.Namespace) -> Answer:
     steps: list[JsonObject] = []
     if entry.unit is not None:
         new_id, down = os.urandom(16).hex(), _down(entry, workers)
-        found = next_steps(waiting, entry.session, options.program, ready=ready, down=down, new_id=new_id)
+        printing = {
+            role: f"{entry.unit}/{role}"
+            for role, record in entry.manifest.roles.items()
+            if record.harness == harness.COMMAND
+        }
+        found = next_steps(
+            waiting, entry.session, options.program, ready=ready, down=down, new_id=new_id, printing=printing
+        )
         steps = list(found)
     files, more_files = _files(entry.directory)
     by_role = {} if shown is None else {row["role"]: row for row in shown["roles"]}
@@ -316,7 +323,8 @@ def _sessions(
     entry: runs.Entry, shown: Mapping[str, Any] | None, waiting: Sequence[standing.Awaited]
 ) -> dict[str, str]:
     """By role, where what its agent said can be read: the directory, and of roles that are to be read, the file."""
-    found = {name: role.session_dir for name, role in entry.manifest.roles.items() if role.harness != harness.EXTERNAL}
+    silent = {harness.EXTERNAL, harness.COMMAND}
+    found = {name: role.session_dir for name, role in entry.manifest.roles.items() if role.harness not in silent}
     wanted = {each.role for each in waiting if each.by_person}
     if shown is not None and shown["workflow"]["state"] in {Workflow.READY, Workflow.NEEDS_ATTENTION}:
         wanted.add(REVIEWER)

@@ -243,6 +243,10 @@ def _spec(options: argparse.Namespace, said: _Said, made: Plan) -> rundir.RunSpe
         if absent := by_role.keys() - made.roles.keys():
             role = min(absent)
             raise usage(f"{flag}: the run has no {role}", f"Say {specialist_flag(role, True)}, or leave it out.")
+    for role, skills in said.skills.items():
+        if made.roles[role].harness == harness.COMMAND and any(os.pathsep in skill.path for skill in skills):
+            text = f"--worker-skill: a skill of {role} has a colon in its path"
+            raise usage(text, "Its program is told the paths with colons between them.")
     return rundir.RunSpec(
         unit=os.urandom(8).hex(),
         project=said.asked.project,

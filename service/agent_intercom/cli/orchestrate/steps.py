@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from agent_intercom.cli.orchestrate.answer import JsonObject
@@ -14,14 +14,26 @@ from agent_intercom.orchestration.standing import Awaited
 
 
 def steps(
-    found: Iterable[Awaited], session: str, program: str, *, ready: bool, down: Collection[str], new_id: str
+    found: Iterable[Awaited],
+    session: str,
+    program: str,
+    *,
+    ready: bool,
+    down: Collection[str],
+    new_id: str,
+    printing: Mapping[str, str] | None = None,
 ) -> Iterator[JsonObject]:
     """What a person can do next: `why`, and the `command` line.
 
-    `down` are the roles whose worker we host and whose unit has ended; `new_id` is an id that no command has had.
+    `down` are the roles whose worker we host and whose unit has ended; `new_id` is an id that no command has had;
+    `printing` has the labels of workers of which it is kept what their program prints, by role.
     """
     name = shlex.quote(session)
-    missing = [role for role in ROLES if role in down]
+    found, missing = list(found), [role for role in ROLES if role in down]
+    silent = {*missing, *(each.role for each in found if each.what == standing.MESSAGE)}
+    for role, label in (printing or {}).items():
+        if role in silent:
+            yield _step(f"to read what the program of {role} printed", f"{program} worker logs {label} --output")
     for role in missing:
         yield _step(f"to start {role} again", f"{program} restart {name} --role {role} --yes")
     for each in found:

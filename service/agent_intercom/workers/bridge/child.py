@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command: run once for each assignment, in a process group of its own (fork(2), setpgid(2), pidfd_open(2))."""
+"""The command: run once for each assignment, in a process group of its own (fork(2), setpgid(2), pidfd_open(2)).
+
+It prints where the bridge does, which for a run's worker is a private ring in memory (`workers.ring`).
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,16 @@ class Running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def reap(self) -> None:
-        """End what it has left in its process group, and forget it. Waits until it has ended."""
+    def reap(self) -> int:
+        """End what it has left in its process group, and forget it. Waits until it has ended.
+
+        Returns what it exited with; minus the number of a signal that ended it.
+        """
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.signal(signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
+        return os.waitstatus_to_exitcode(status)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], project: str, scratch: str | None) -> Running:

@@ -220,12 +220,14 @@ class Shell:
             _say(f"the command could not be run: {os.strerror(error.errno or 0)}")
             self._queue.append(events.Ended())
             return
+        _say(f"the command runs: {effect.kind}, round {effect.round}")
         self._watch(self._child.pidfd, self._bury)
 
     def _bury(self) -> None:
         if self._child is not None:
             self._selector.unregister(self._child.pidfd)
-            self._child.reap()
+            ended = self._child.reap()
+            _say(f"the command ended, {_how(ended)}")
             self._child = None
             self._queue.append(events.Ended())
 
@@ -384,6 +386,11 @@ def _now() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def _how(ended: int) -> str:
+    return f"with exit status {ended}" if ended >= 0 else f"by signal {-ended}"
+
+
 def _say(text: str) -> None:
+    """Tell whoever reads what the command prints."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"orchestrate-bridge: {text}\n")

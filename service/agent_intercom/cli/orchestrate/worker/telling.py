@@ -109,7 +109,7 @@ def logs(data: Mapping[str, Any], wanted: bool) -> Iterator[str]:
         return
     output = data.get("output")
     if output is None:
-        yield "Its output is not kept (`start --keep-output`)."
+        yield "Its output is not kept (`start --keep-output`; of runs, that of programs, until the run is over)."
         return
     yield "output:" if output else "It has printed nothing."
     for line in output.replace("\r\n", "\n").expandtabs(4).splitlines():

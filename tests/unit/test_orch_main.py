@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agent_intercom import __version__
-from agent_intercom.cli.orchestrate import answer, main, parser
+from agent_intercom.cli.orchestrate import answer, main, parser, workerflags
 from agent_intercom.orchestration.errors import Refusal
 from tests.unit.orchcli import Home
 
@@ -173,6 +174,16 @@ def test_every_code_has_an_exit_status_of_the_contract() -> None:
         "local_runtime_error",
         "internal_error",
     }
+
+
+def test_every_code_of_a_report_is_documented_with_its_exit_status() -> None:
+    of_the_protocol = {"invalid_protocol", "forbidden", "conflict", "unauthorized", "broker_not_ready"}
+    assert {*of_the_protocol, "broker_uncertain", "not_accepted_yet"} <= answer.REPORTING_EXITS.keys()
+    assert set(answer.REPORTING_EXITS.values()) | {0} == set(workerflags.REPORTING)
+    page = (Path(__file__).parents[2] / "docs/orchestrate.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for code, status in answer.REPORTING_EXITS.items():
+        assert any(f"`{code}`" in row and row.startswith(f"| {status} |") for row in rows), code
 
 
 @pytest.mark.parametrize("variable", ["AGENT_INTERCOM_RUNS_DIR", "XDG_STATE_HOME"])

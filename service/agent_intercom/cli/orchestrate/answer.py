@@ -60,6 +60,18 @@ EXITS: Final = {
 run that was told to end has processes left) are ours; the others are the contract's.
 """
 
+REPORTING_EXITS: Final = {
+    INVALID_ARGUMENTS: REFUSED,
+    INTERNAL_ERROR: RUNTIME,
+    "invalid_protocol": REFUSED,
+    "forbidden": 6,
+    "conflict": 5,
+    "not_accepted_yet": 3,
+    "unauthorized": 3,
+    "broker_not_ready": 3,
+    "broker_uncertain": 3,
+}
+"""The same for `report` and `progress`: codes of the protocol, and statuses as commands about workers have them."""
 
 _WAYS_OUT: Final = {
     "orchestration_state_not_found": "`{0} list --all` shows what there is.",
@@ -89,7 +101,9 @@ class Answer(NamedTuple):
 
 
 class CommandFailure(Exception):
-    """Ends a command. `code` is one of `EXITS`, the text one line with the fault, `hint` the way out.
+    """Ends a command. `code` is one of `EXITS`, or of the list that its command has of its own.
+
+    The text is one line with the fault, `hint` the way out.
 
     `status` is what it ends with; None: what the code does.
     """

@@ -21,7 +21,7 @@ from os import path
 from typing import Any, Final
 
 from agent_intercom.cli import output
-from agent_intercom.cli.orchestrate.answer import INTERNAL_ERROR, Answer, CommandFailure, usage
+from agent_intercom.cli.orchestrate.answer import INTERNAL_ERROR, REPORTING_EXITS, Answer, CommandFailure, usage
 
 SOCKET: Final = "AGENT_INTERCOM_BRIDGE_SOCKET"
 ASSIGNMENT: Final = "AGENT_INTERCOM_ASSIGNMENT_ID"
@@ -34,14 +34,11 @@ _TIMEOUT: Final = 35.0
 _MAX_ADDRESS: Final = 100
 _PIECE: Final = 65_536
 _STDIN: Final = "-"
-_NOT_NOW: Final = 3
-_EXITS: Final = {"invalid_protocol": 2, "forbidden": 6, "conflict": 5}
-"""What a refusal ends with, as for workers that are no run's; any other is 3."""
-
 _WAYS_OUT: Final = {
     "invalid_protocol": "Correct it and say it again; docs/workers.md has every field.",
     "forbidden": "Correct it and say it again; docs/workers.md has what each role may say.",
     "conflict": "End: nobody waits for this any more.",
+    "unauthorized": "End: the role has another worker by now.",
     "not_accepted_yet": "Nothing has to be done; to say the same again waits for the answer again.",
     "broker_not_ready": "Try again later.",
 }
@@ -123,7 +120,11 @@ def _asked(request: dict[str, Any]) -> dict[str, Any]:
     if code == "not_accepted_yet":
         by = "not accepted yet"
     told = f"{by}: {text}" + (f" ({field})" if field and field not in text else "")
-    raise CommandFailure(code or INTERNAL_ERROR, told, _WAYS_OUT.get(code, ""), _EXITS.get(code, _NOT_NOW))
+    raise _failure(code if code in REPORTING_EXITS else INTERNAL_ERROR, told, _WAYS_OUT.get(code, ""))
+
+
+def _failure(code: str, text: str, hint: str = "") -> CommandFailure:
+    return CommandFailure(code, text, hint, REPORTING_EXITS[code])
 
 
 def _exchange(address: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _exchange(address: str, request: dict[str, Any]) -> dict[str, Any]:
             line.settimeout(_TIMEOUT)
             line.connect(name)
             if peer_credentials(line).uid != os.geteuid():
-                raise CommandFailure("unauthorized", "another user listens at the bridge's address")
+                raise _failure("unauthorized", "another user listens at the bridge's address")
             asked = True
             line.sendall(codec.encode(request) + b"\n")
             content = b""
@@ -150,9 +151,9 @@ def _exchange(address: str, request: dict[str, Any]) -> dict[str, Any]:
     except (OSError, WireError) as error:
         text = "the bridge did not answer; it is not known whether it has it" if asked else "the bridge is not there"
         code = "broker_uncertain" if asked else "broker_not_ready"
-        raise CommandFailure(code, text, "Try again.", _NOT_NOW) from error
+        raise _failure(code, text, "Try again.") from error
     if not isinstance(answer, dict):
-        raise CommandFailure(INTERNAL_ERROR, "the bridge answers something else")
+        raise _failure(INTERNAL_ERROR, "the bridge answers something else")
     return answer
 
 

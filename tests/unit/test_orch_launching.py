@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -40,6 +41,9 @@ class Stage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.failing: dict[str, BaseException] = {}
         self.done: list[str] = []
+        self.takes: dict[str, int] = {}
+        """The steps that take all the time that they are given, and where among their arguments that is."""
+        self.time = 0.0
         monkeypatch.setattr(launching, "Manager", Bus)
         for name in ("listen", "end"):
             monkeypatch.setattr(hosting, name, self._step(name))
@@ -54,8 +58,10 @@ class Stage:
         yield
 
     def _step(self, name: str) -> Any:
-        def step(*given: object) -> None:
+        def step(*given: Any) -> None:
             self.done.append(name)
+            if name in self.takes:
+                self.time += given[self.takes[name]]
             if name in self.failing:
                 raise self.failing[name]
 
@@ -109,6 +115,22 @@ def test_workers_that_were_started_are_ended_before_the_run_is(home: Home, stage
     stage.failing["start_role"] = WorkerError(Code.COMMAND_NOT_FOUND, "it is not there")
     assert "it is not there" in home.json(*START[:3], "--session", "other").error[1]
     assert stage.done == ["listen", "serve", "service", "start_role", "service", "stop_role", "end"]
+
+
+@pytest.mark.parametrize("step", ["start_role", "stop_role"])
+def test_nobody_waits_longer_than_callers_do_for_a_service_that_hangs(
+    home: Home, stage: Stage, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It hangs from `step` on. The start is as slow as it may be, and so is everything that is taken back."""
+    monkeypatch.setattr(launching, "time", SimpleNamespace(monotonic=lambda: stage.time))
+    stage.takes = {"serve": -1, "start_role": -1, "stop_role": -1, "end": -1}
+    hangs = WorkerError(Code.TIMEOUT, "the worker service did not answer in time")
+    stage.failing = {"start_role": WorkerError(Code.START_FAILED, "it did not start"), step: hangs}
+    assert home.json(*START[:3]).error[0] == "startup_failed"
+    assert stage.time <= 30
+    # Who has not answered is not asked again, and the end of the run does without.
+    asked = ["service", "stop_role"] if step == "stop_role" else []
+    assert stage.done == ["listen", "serve", "service", "start_role", *asked, "end"]
 
 
 def test_an_interruption_takes_back_what_was_made(home: Home, stage: Stage) -> None:

@@ -88,10 +88,10 @@ def start_role(client: Client, unit: str, role: str, generation: int, timeout: f
         client.request("start_role", {"run": unit, "role": role, "generation": generation}, timeout=timeout)
 
 
-def stop_role(client: Client, unit: str, role: str) -> None:
-    """Have every worker of a role ended; when this returns, no process of theirs is left."""
+def stop_role(client: Client, unit: str, role: str, timeout: float = STOP_TIMEOUT) -> None:
+    """Have every worker of a role ended, in seconds at most; when this returns, no process of theirs is left."""
     with _of_role(role, "stop"):
-        client.request("stop_role", {"run": unit, "role": role}, timeout=STOP_TIMEOUT)
+        client.request("stop_role", {"run": unit, "role": role}, timeout=timeout)
 
 
 @contextlib.contextmanager

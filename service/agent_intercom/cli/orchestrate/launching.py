@@ -23,13 +23,21 @@ from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.rundir import Run
 from agent_intercom.wire.clock import system_now
 from agent_intercom.workers import hosted
+from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 
 SERVING_TIMEOUT: Final = 12.0
 """Seconds that a broker's first answer may take: a first start on a cold, busy machine."""
 
-TIMEOUT: Final = 26.0
-"""Seconds for everything together: whoever calls the command line gives it thirty (section 11.1)."""
+TIMEOUT: Final = 28.0
+"""Seconds for everything together, what is taken back included: whoever calls the command line gives it thirty (section
+11.1)."""
+
+STARTING_TIMEOUT: Final = 18.0
+"""Seconds of these after which a start has failed."""
+
+_END_TIMEOUT: Final = 6.0
+"""Seconds that are left for the end of a run in any case: a worker is killed after five."""
 
 _LEFT_HINT: Final = "`{0} doctor` shows what is left, `systemctl --user stop {1}` ends it."
 
@@ -40,16 +48,16 @@ def launch(prepared: Prepared) -> Run:
     Raises CommandFailure `session_collision`, `manager_unreachable`, `startup_failed`; `stop_failed` where what was
     made could not be taken back.
     """
-    deadline = time.monotonic() + TIMEOUT
+    since = time.monotonic()
     runtime_dir = runtime.runtime_dir(os.environ)
     with targets.managing(Manager()) as manager, runtime.lock(runtime_dir, prepared.session):
         refuse_collision(prepared.session, prepared.called_as)
         made = _Made(prepared, runtime_dir)
         try:
-            return made.run(manager, deadline)
+            return made.run(manager, since + STARTING_TIMEOUT)
         except BaseException as error:
             with undisturbed():
-                left = made.take_back(manager)
+                left = made.take_back(manager, since + TIMEOUT)
             if left:
                 hint = _LEFT_HINT.format(prepared.called_as, hosting.slice_unit(prepared.spec.unit))
                 text = f"{_why(error)}; and what was made could not be taken back: {left}"
@@ -67,6 +75,7 @@ class _Made:
         self._directories = _missing(path.join(prepared.root, prepared.session))
         self._run: Run | None = None
         self._told = self._listens = False
+        self._answers = True
         self._started: list[str] = []
 
     def run(self, manager: Manager, deadline: float) -> Run:
@@ -86,7 +95,8 @@ class _Made:
         runtime.write(self._runtime_dir, self._unit, place)
         self._listens = True
         hosting.listen(manager, self._unit)
-        _see_it_serve(runtime.socket_path(self._runtime_dir, self._unit), run.control_token)
+        patience = min(SERVING_TIMEOUT, max(deadline - time.monotonic(), 1.0))
+        _see_it_serve(runtime.socket_path(self._runtime_dir, self._unit), run.control_token, patience)
         roles = [role for role, record in run.manifest.roles.items() if record.harness != harness.EXTERNAL]
         if roles:
             self._start(manager, roles, deadline)
@@ -99,9 +109,13 @@ class _Made:
             for role in roles:
                 self._started.append(role)
                 left = max(deadline - time.monotonic(), 1.0)
-                hosted.start_role(service, self._unit, role, 1, min(left, hosted.START_TIMEOUT))
+                try:
+                    hosted.start_role(service, self._unit, role, 1, min(left, hosted.START_TIMEOUT))
+                except WorkerError as error:
+                    self._answers = error.code not in {Code.TIMEOUT, Code.UNREACHABLE}
+                    raise
 
-    def take_back(self, manager: Manager) -> str:
+    def take_back(self, manager: Manager, deadline: float) -> str:
         """Take back everything that was made; what prevents it, in one line.
 
         While a process may be left, what it could be found by stays: its directory, which says that the start failed.
@@ -109,10 +123,10 @@ class _Made:
         run = self._run
         # Its registry need not have started workers that have gone; that they have is seen to by the slice's end.
         with contextlib.suppress(WorkerError, ManagerError, CommandFailure):
-            self._stop(manager)
+            self._stop(manager, deadline - _END_TIMEOUT)
         try:
             if self._listens:
-                hosting.end(manager, self._unit, self._runtime_dir)
+                hosting.end(manager, self._unit, self._runtime_dir, max(deadline - time.monotonic(), _END_TIMEOUT))
             if self._told:
                 runtime.remove(self._runtime_dir, self._unit)
             if run is not None:
@@ -129,12 +143,13 @@ class _Made:
                 os.rmdir(directory)
         return ""
 
-    def _stop(self, manager: Manager) -> None:
-        """End the workers that were started, or may have been."""
-        if self._started:
+    def _stop(self, manager: Manager, deadline: float) -> None:
+        """End the workers that were started, or may have been, unless nobody has answered who could."""
+        if self._started and self._answers:
             with hosted.service(manager, self._runtime_dir) as service:
                 for role in self._started:
-                    hosted.stop_role(service, self._unit, role)
+                    left = max(deadline - time.monotonic(), 1.0)
+                    hosted.stop_role(service, self._unit, role, min(left, hosted.STOP_TIMEOUT))
 
 
 def _missing(directory: str) -> list[str]:
@@ -146,18 +161,18 @@ def _missing(directory: str) -> list[str]:
     return missing
 
 
-def _see_it_serve(address: str, token: str) -> None:
-    """Wait until the broker has told how the run stands. Raises CommandFailure `startup_failed`."""
+def _see_it_serve(address: str, token: str, timeout: float) -> None:
+    """Wait until the broker has told how the run stands, for seconds. Raises CommandFailure `startup_failed`."""
     try:
-        asyncio.run(_snapshot(address, token))
+        asyncio.run(_snapshot(address, token, timeout))
     except (Refusal, TimeoutError) as error:
         why = error.text if isinstance(error, Refusal) else "it did not say how the run stands"
         hint = "Nothing of the run is left; `journalctl --user -t orchestrate-broker` may tell why."
         raise CommandFailure("startup_failed", f"the broker of the run does not serve it: {why}", hint) from error
 
 
-async def _snapshot(address: str, token: str) -> None:
-    async with asyncio.timeout(SERVING_TIMEOUT), ObserverLink(address, token, timeout=SERVING_TIMEOUT) as observer:
+async def _snapshot(address: str, token: str, timeout: float) -> None:
+    async with asyncio.timeout(timeout), ObserverLink(address, token, timeout=timeout) as observer:
         async for frame in observer:
             if isinstance(frame, Snapshot):
                 return

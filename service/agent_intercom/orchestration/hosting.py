@@ -67,8 +67,8 @@ def listen(manager: Manager, unit: str) -> None:
 def end(manager: Manager, unit: str, runtime_dir: str, timeout: float = STOP_TIMEOUT) -> None:
     """End everything of a run, and see that nothing of it is left: no unit, no process, nobody who listens.
 
-    `timeout` is how many seconds the job may take. Raises Refusal `stop_failed`, which says how many processes are left.
-    Does nothing to a run that is not there.
+    `timeout` is how many seconds its job may take. Raises Refusal `stop_failed`, which says how many processes are
+    left. Does nothing to a run that is not there.
     """
     name = slice_unit(unit)
     cgroup = f"{manager.control_group().rstrip('/')}/orchestrate.slice/{name}"

@@ -490,6 +490,32 @@ def test_cleanup(home: Home, service: Service) -> None:
     assert said.code == 1 and "2 of them could not be handled" in said.error[1]
 
 
+def test_workers_without_a_record_are_told_with_the_way_out(home: Home, service: Service) -> None:
+    strays = [{"unit": "worker-00ff.scope", "run": None, "programs": ["make", "evil\x1b[2J"]}]
+    answer = {"candidates": [], "handled": 0, "errors": 0, "deferred": 0, "strays": strays}
+    service.answers["cleanup"] = answer
+    said = home.call("worker", "cleanup")
+    assert said.out.splitlines()[1].split() == ["worker-00ff.scope", "-", "make,", "evil\\x1b[2J"]
+    assert "1 live worker of which there is no record" in said.out
+    assert "`orchestrate worker cleanup --yes --override` ends it" in said.out
+    service.answers["cleanup"] = {**answer, "strays_ended": ["worker-00ff.scope"]}
+    said = home.call("worker", "cleanup", "--yes", "--override")
+    assert "Ended 1 of them." in said.out and "--override" not in said.out
+    assert service.caller["override"] is True
+    health = {"version": "1", "live": 0, "systemd": 252, "confinement": [], "lacking": ["OOMPolicy"], "strays": 2}
+    service.answers |= {"health": health, "list": {"workers": [], "hidden": 0}}
+    said = home.call("worker", "status")
+    assert "knows no OOMPolicy= for scope units" in said.out
+    assert "2 live workers of which there is no record: `orchestrate worker cleanup` shows them" in said.out
+
+
+def test_the_end_of_what_a_stopped_worker_was_started_with_is_told(home: Home, service: Service) -> None:
+    assert "started anew with `worker start`" in home.call("worker", "stop", "--help").out
+    service.answers["restart"] = Refused("place_lost", "what it was started with is gone", "worker")
+    said = home.call("worker", "restart", "review", "--yes")
+    assert said.code == 1 and "`orchestrate worker start` starts it anew" in said.err
+
+
 # Errors, and the rest
 
 

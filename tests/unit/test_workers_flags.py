@@ -77,7 +77,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
         (),
         {**OVERRIDE, **YES, "WORKER": (("review",), "worker", "review"), "--all": (("--all",), "all", True)},
     ),
-    "cleanup": ((), {**AS, **YES, "--execute": (("--execute",), "yes", True)}),
+    "cleanup": ((), {**OVERRIDE, **YES, "--execute": (("--execute",), "yes", True)}),
     "notify": (("waiting",), {"ready|working|waiting": ((), "state", "waiting")}),
     "checkout": ((), {"DIR": (("d",), "directory", "d")}),
     "run": ((), {"COMMAND…": (("--", "./agent", "--json"), "arguments", ["./agent", "--json"])}),

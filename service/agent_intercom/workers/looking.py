@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from os import path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from agent_intercom import __version__
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.manager import ManagerError
-from agent_intercom.workers import confinement, places, ring
+from agent_intercom.workers import confinement, places, ring, strays
 from agent_intercom.workers.answers import told
 from agent_intercom.workers.contract import TERMINAL
 from agent_intercom.workers.errors import WorkerError
@@ -102,14 +103,13 @@ class Looking:
         return {"events": events, "output": output}
 
     def _output(self, worker: Worker, lines: int) -> str | None:
-        """The end of what a worker has printed; None where nobody keeps it."""
-        if worker.run is not None:
-            return None
+        """The end of what a worker has printed; None where nobody keeps it, or the run that kept it is over."""
         place = self._service.place_of(worker)
+        directory = places.output_directory(place)
         try:
-            if not places.read(place).keep_output:
+            if not (path.isdir(directory) if worker.run is not None else places.read(place).keep_output):
                 return None
-            content = ring.read(places.output_directory(place), OUTPUT_MAX)
+            content = ring.read(directory, OUTPUT_MAX)
         except (WorkerError, OSError):
             return None
         return "".join(content.decode("utf-8", "replace").splitlines(keepends=True)[-lines:])
@@ -127,8 +127,20 @@ class Looking:
             # Of those that it may see: how many there are is nobody else's.
             "live": sum(worker.state not in TERMINAL for worker in seen),
             "systemd": systemd,
+            # Known once a worker was started.
+            "lacking": sorted(self._service.managers.lacking),
+            "strays": await self._strays(caller),
             "confinement": list(confinement.plan(Confinement((), False), confinement.abi())),
         }
+
+    async def _strays(self, caller: Caller) -> int | None:
+        """How many workers live that are in no row; None where nobody can tell, or it is nothing to the caller."""
+        if caller.worker is not None:
+            return None
+        try:
+            return len(await strays.find(self._service))
+        except WorkerError:
+            return None
 
 
 def _number(group: str, name: str) -> int | None:

@@ -34,6 +34,8 @@ class Managers:
         self._current: Scopes | None = None
         self._lock = asyncio.Lock()
         self._told = False
+        self.lacking: set[str] = set()
+        """The properties that scope units do not have with this manager, as far as one was asked for."""
         self.on_connect: Callable[[], None] = lambda: None
         """Called when there is a connection again, or for the first time."""
 
@@ -52,6 +54,9 @@ class Managers:
                     self._journal.emit(Event.MANAGER_LOST, code=Code.MANAGER_UNREACHABLE)
                 raise unreachable(error) from error
             made.changes(self._changed)
+            # Another one may be a newer one.
+            self.lacking.clear()
+            made.returned(self.lacking.clear)
             self._current = made
             self._told = False
             self.on_connect()

@@ -130,7 +130,7 @@ def read(place: str) -> Place:
         return msgspec.convert(privatefiles.decode(content), Place)
     except (OSError, ValueError, msgspec.ValidationError, UnicodeEncodeError):
         # Not chained: the library's own exception may quote what it read.
-        text = "what the worker was started with is gone: it is kept until the machine restarts; start another"
+        text = "what it was started with is gone, with its stop or a restart of the machine: start it anew"
         raise WorkerError(Code.PLACE_LOST, text, "worker") from None
 
 

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 _SETTLING: Final = 5.0
 """Seconds for what was killed to be gone."""
 
+_UNKNOWN: Final = frozenset(f"org.freedesktop.DBus.Error.{name}" for name in ("PropertyReadOnly", "UnknownProperty"))
+"""What systemd calls a property that it does not know (sd-bus-errors(3)): the unit is not made then."""
+
+_OPTIONAL: Final = "OOMPolicy"
+"""Scope units have it since systemd 253, and where that was put into an older one."""
+
 _DESTRUCTIVE: Final = f"{SYSTEMD}.TransactionIsDestructive"
 _SLICE_TRIES: Final = 40
 _SLICE_PAUSE: Final = 0.05
@@ -98,7 +104,7 @@ async def begin(
     cgroup = ""
     try:
         async with explained(Code.START_FAILED, "the worker's scope unit did not start"):
-            started = await _placed(scopes, unit, gated.pid, order)
+            started = await _placed(managers, scopes, unit, gated.pid, order)
         cgroup = started.control_group
         identity = processes.identify(gated.pid)
         if identity is None or processes.cgroup_of(gated.pid) != cgroup:
@@ -123,20 +129,36 @@ async def begin(
     return gated, placed
 
 
-async def _placed(scopes: Scopes, unit: str, pid: int, order: Order) -> Started:
-    """Have systemd make the scope unit; raises what `Scopes.start` raises.
+async def _placed(managers: Managers, scopes: Scopes, unit: str, pid: int, order: Order) -> Started:
+    """Have systemd make the scope unit; raises as `Scopes.start`, and WorkerError `conflict` or `manager_busy`.
 
     The slice of the workers outside runs stops when the last one has ended, and whoever comes in that moment waits for
     it. That of a run stops when the run is over.
     """
     for _ in range(_SLICE_TRIES):
         try:
-            return await scopes.start(unit, pid, properties(order), contract.START_TIMEOUT)
+            return await _made(managers, scopes, unit, pid, properties(order))
         except ManagerRefused as error:
-            if error.name != _DESTRUCTIVE or order.slice != contract.SLICE_UNIT:
+            if error.name != _DESTRUCTIVE:
                 raise
+            if order.slice != contract.SLICE_UNIT:
+                raise WorkerError(Code.CONFLICT, "the run is being ended and begins nothing more", "run") from error
         await asyncio.sleep(_SLICE_PAUSE)
-    return await scopes.start(unit, pid, properties(order), contract.START_TIMEOUT)
+    raise WorkerError(Code.BUSY, "the slice of the workers is being stopped: try again", "slice")
+
+
+async def _made(managers: Managers, scopes: Scopes, unit: str, pid: int, wanted: dict[str, Variant]) -> Started:
+    """The same, once; without a property that this systemd does not know and a worker can be without."""
+    given = {name: value for name, value in wanted.items() if name not in managers.lacking}
+    try:
+        return await scopes.start(unit, pid, given, contract.START_TIMEOUT)
+    except ManagerRefused as error:
+        if error.name not in _UNKNOWN or _OPTIONAL not in given:
+            raise
+    del given[_OPTIONAL]
+    started = await scopes.start(unit, pid, given, contract.START_TIMEOUT)
+    managers.lacking.add(_OPTIONAL)
+    return started
 
 
 async def _take_back(scopes: Scopes, unit: str, cgroup: str, gated: Gated) -> None:

@@ -19,7 +19,7 @@ from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.workers import ending, places
+from agent_intercom.workers import ending, places, strays
 from agent_intercom.workers.contract import Code, State
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import explained
@@ -64,21 +64,43 @@ async def prove_again(service: Service) -> None:
             await _one(service, worker)
 
 
-def sweep(service: Service) -> None:
-    """Remove the files of workers that nobody knows any more, or that had ended when an earlier service was killed."""
+async def sweep(service: Service) -> None:
+    """Remove the files of workers that nobody knows any more, or that had ended when an earlier service was killed.
+
+    What an unknown worker that lives may have is left to it, and all that is unknown where nobody can tell of those.
+    """
+    await asyncio.to_thread(_sweep_ended, service)
+    scratch, unknown = await asyncio.to_thread(_unknown, service)
+    if not scratch and not unknown:
+        return
+    try:
+        alive = await strays.find(service)
+    except WorkerError:
+        return
+    kept = {places.scratch_of(service.state_dir, stray.incarnation) for stray in alive}
+    # Which worker a place is of its row tells, and nothing else does.
+    for directory in (*(each for each in scratch if each not in kept), *([] if alive else unknown)):
+        await asyncio.to_thread(places.remove, directory)
+
+
+def _unknown(service: Service) -> tuple[list[str], list[str]]:
+    """The scratch directories, and the places, outside runs that are of no worker that is known."""
     live, ended = service.registry.live(), service.registry.ended_workers()
-    for directory in places.leftovers(service.state_dir, (worker.incarnation for worker in live)):
-        places.remove(directory)
-    kept = {worker.id for worker in (*live, *(worker for worker in ended if not forgets_place(worker)))}
-    for number in places.worker_ids(service.runtime_dir):
-        if number not in kept:
-            places.remove(places.of_worker(service.runtime_dir, number))
-    for worker in ended:
-        if worker.run is not None and forgets_place(worker):
-            places.remove(service.place_of(worker))
-            scratch, _ = _directories(service, worker)
-            if scratch:
-                places.remove(scratch)
+    known = {worker.id for worker in (*live, *ended)}
+    return (
+        places.leftovers(service.state_dir, (worker.incarnation for worker in live)),
+        [places.of_worker(service.runtime_dir, n) for n in places.worker_ids(service.runtime_dir) if n not in known],
+    )
+
+
+def _sweep_ended(service: Service) -> None:
+    for worker in service.registry.ended_workers():
+        if not forgets_place(worker):
+            continue
+        places.remove(service.place_of(worker))
+        scratch = _directories(service, worker)[0] if worker.run is not None else ""
+        if scratch:
+            places.remove(scratch)
 
 
 def _remember_scope(service: Service, worker: Worker) -> None:

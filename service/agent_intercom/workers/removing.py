@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent_intercom.workers import places
+from agent_intercom.workers import places, strays
 from agent_intercom.workers.answers import told
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.strays import Stray
 from agent_intercom.workers.terms import Caller, Due, Work
 from agent_intercom.workers.watching import now_ms
 
@@ -71,15 +72,29 @@ class Removing:
         found = self._registry.cleanup(caller, now_ms())
         candidates = [self._candidate(due) for due in found.due]
         answer: dict[str, Any] = {"candidates": candidates, "handled": 0, "errors": 0, "deferred": found.deferred}
+        unknown = await self._strays()
+        answer["strays"] = None if unknown is None else [stray.as_json() for stray in unknown]
         if not asked.execute:
             return answer
         if self._cleaning.locked():
             raise WorkerError(Code.CONFLICT, "a cleanup is under way", "execute")
         self._service.ready()
-        return await asyncio.shield(self._service.spawn(self._clean(found.due, answer)))
+        # Whose they are nobody knows, so a person has to say it.
+        to_end = list(unknown or ()) if caller.override else []
+        return await asyncio.shield(self._service.spawn(self._clean(found.due, to_end, answer)))
 
-    async def _clean(self, found: Iterable[Due], answer: dict[str, Any]) -> dict[str, Any]:
+    async def _strays(self) -> list[Stray] | None:
+        """The workers that live and are in no row; None where nobody can tell."""
+        try:
+            return await strays.find(self._service)
+        except WorkerError:
+            return None
+
+    async def _clean(self, found: Iterable[Due], unknown: list[Stray], answer: dict[str, Any]) -> dict[str, Any]:
         async with self._cleaning:
+            ended, failed = await strays.end(self._service, unknown)
+            answer["strays_ended"] = ended
+            answer["errors"] += failed
             for due in found:
                 try:
                     done = await self._handle(due)

@@ -212,7 +212,7 @@ class Main:
         if not self._problem:
             found = await reattach.reattach(self.service)
             if self._set_aside is None:
-                await asyncio.to_thread(reattach.sweep, self.service)
+                await reattach.sweep(self.service)
             else:
                 # What a damaged registry knew of may live: its files are not taken from it.
                 self._journal.emit(Event.STORE_DEGRADED, code=_DAMAGED)

@@ -228,8 +228,8 @@ class Service:
             await provisioning.forget(order)
         else:
             if worker.run is not None or worker.generation == 1:
-                await self._remove(self.place_of(worker))
-            await self._remove(places.scratch_of(self.state_dir, worker.incarnation))
+                await self.remove(self.place_of(worker))
+            await self.remove(places.scratch_of(self.state_dir, worker.incarnation))
         fallen = self.registry.failed(worker.incarnation, code, now_ms())
         self.record()
         self.journal.emit(Event.WORKER_START_FAILED, worker=worker.id, code=code)
@@ -304,9 +304,9 @@ class Service:
             )
         self.record()
         self.end_soon(fallen)
-        await self._remove(running.scratch)
+        await self.remove(running.scratch)
         if forgets_place(worker):
-            await self._remove(running.place)
+            await self.remove(running.place)
 
     async def _run_ended(self, run: str) -> bool:
         """Whether a run is over, so that its workers ended with it: its socket listens as long as it goes on."""
@@ -317,7 +317,7 @@ class Service:
                 return await (await self.managers.scopes()).ending(hosting.socket_unit(run))
         return False
 
-    async def _remove(self, directory: str) -> bool:
+    async def remove(self, directory: str) -> bool:
         """Remove a directory of a worker's; an empty name stands for one that is not known."""
         return not directory or await asyncio.to_thread(places.remove, directory)
 

@@ -169,7 +169,10 @@ def _changing(adding: Adding, lazy: Lazy) -> None:
         return adding.command(name, lazy("worker.changing", name), summary, f"worker {name} review{more}")
 
     with one("stop", "end a worker and every process of it", more=" --yes") as sub:
-        sub.description = "End a worker, every process of it, and every worker that it has started."
+        sub.description = (
+            "End a worker, every process of it, and every worker that it has started. What it was started with goes\n"
+            "too: `worker restart` does both in one, and one that was stopped is started anew with `worker start`."
+        )
         _worker(sub)
         _yes(sub, "really end it")
         _override(sub)
@@ -219,12 +222,13 @@ def _removing(adding: Adding, lazy: Lazy) -> None:
     ) as sub:
         sub.description = (
             "End workers whose time is over, and remove what is retained no longer. The worker service does this by\n"
-            "itself while it runs, and a timer starts it."
+            "itself while it runs, and a timer starts it. Workers without a record, because that was damaged, are\n"
+            "listed, and ended only with --yes --override: they may be somebody's work."
         )
         sub.add_argument(
             "--yes", "--execute", action="store_true", help="really do it; without it, only tell what would be done"
         )
-        _as(sub)
+        _override(sub)
 
 
 def _inside(adding: Adding, lazy: Lazy) -> None:

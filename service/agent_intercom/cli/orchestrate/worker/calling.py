@@ -28,6 +28,7 @@ _WAYS_OUT: Final = {
     Code.NOT_OWNER: "`{0} worker adopt` makes it yours.",
     Code.LIVE: "`{0} worker stop` ends it.",
     Code.NOT_LIVE: "`{0} worker restart` starts it again.",
+    Code.PLACE_LOST: "`{0} worker start` starts it anew.",
     Code.ACKNOWLEDGE: "Say --yes to do it; nothing was done.",
     Code.STORE: "`{0} doctor` tells more.",
     Code.BUSY: "Try again.",

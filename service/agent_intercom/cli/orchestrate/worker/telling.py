@@ -33,6 +33,9 @@ _DONE: Final = {
 }
 
 
+_LACKING: Final = {"OOMPolicy": "where a worker's memory is full, what of it ends is not said"}
+
+
 def safe(lines: Iterable[str]) -> Iterator[str]:
     """`lines`, of which none has a character that a terminal would obey."""
     return map(printable, lines)
@@ -95,6 +98,10 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
     manager = f"systemd {data['systemd']}" if data["systemd"] else "no service manager answers it"
     yield f"worker service: version {data['version']}, {data['live']} live, {manager}"
     yield f"the kernel can enforce: {confined}"
+    for name in data.get("lacking") or []:
+        yield f"this systemd knows no {name}= for scope units: {_LACKING.get(name, 'workers are without it')}"
+    if strays := data.get("strays"):
+        yield f"{_strays(strays)}: `orchestrate worker cleanup` shows them"
 
 
 def logs(data: Mapping[str, Any], wanted: bool) -> Iterator[str]:
@@ -165,14 +172,31 @@ def cleanup(result: Mapping[str, Any], execute: bool, again: str, now: int) -> I
     found = result["candidates"]
     if found:
         yield from table(("WORKER", "WHAT", "WHY"), [_candidate(each) for each in found])
+    unknown = result.get("strays") or []
+    if unknown:
+        yield from table(("UNIT", "RUN", "PROGRAMS"), [_stray(each) for each in unknown])
+        yield f"{_strays(len(unknown))}; it may be somebody's work."
+    left = len(unknown) - len(result.get("strays_ended") or [])
     if not execute:
         what = f"{len(found)} due" if found else "Nothing is due"
         yield f"{what}. Nothing was done{f'; `{again} --yes` does it' if found else ''}."
     else:
         handled = result["handled"]
         yield f"Handled {handled if isinstance(handled, int) else len(handled)}."
+    if left:
+        yield f"`{again} --yes --override` ends {'them' if left > 1 else 'it'}, if you may."
+    elif unknown:
+        yield f"Ended {len(unknown)} of them."
     if deferred := result.get("deferred"):
         yield f"{deferred if isinstance(deferred, int) else len(deferred)} more are left for the next time."
+
+
+def _strays(count: int) -> str:
+    return f"{count} live worker{'' if count == 1 else 's'} of which there is no record"
+
+
+def _stray(each: Mapping[str, Any]) -> tuple[str, str, str]:
+    return str(each["unit"]), str(each.get("run") or _UNTOLD), ", ".join(each.get("programs") or []) or _UNTOLD
 
 
 def _candidate(each: Mapping[str, Any]) -> tuple[str, str, str]:

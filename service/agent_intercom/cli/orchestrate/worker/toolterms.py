@@ -109,7 +109,7 @@ ACTIONS: Final = {
     "list": Action("your workers", ("all",)),
     "history": Action("your workers, with all that have ended and are retained", ("all",)),
     "status": Action("where a worker stands, its unit and its processes; without id, all of yours", ("id", "all")),
-    "stop": Action("end a worker, all its processes, and the workers that it has started", ("id",), ("id",)),
+    "stop": Action("end a worker for good, all its processes, and the workers that it has started", ("id",), ("id",)),
     "restart": Action("start a worker again with what it was started with", ("id", "fresh"), ("id",)),
     "rename": Action("give a worker another name", ("id", "name"), ("id", "name")),
     "adopt": Action("make a worker of another manager yours", ("id",), ("id",)),

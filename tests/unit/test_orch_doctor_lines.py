@@ -87,6 +87,9 @@ def test_what_the_kernel_enforces(
         ),
         ({"freezer": True}, "freezer", "ok", "can be paused"),
         ({"freezer": False}, "freezer", "warn", "cannot be paused"),
+        ({"strays": 1}, "stray-workers", "warn", "1 worker lives of which there is no record"),
+        ({"strays": 2}, "stray-workers", "warn", "2 workers live of which there is no record"),
+        ({"oom_policy": False}, "oom-policy", "warn", "knows no OOMPolicy="),
     ],
 )
 def test_how_workers_are_seen_to(

@@ -18,7 +18,7 @@ from agent_intercom.cli.place import file_system
 from agent_intercom.cli.verdicts import LOG_IN, Check, in_memory, no_manager
 from agent_intercom.cli.verdicts import lingering as lingering_check
 from agent_intercom.host import cgroups
-from agent_intercom.host.manager import Manager, ManagerError, UnitState, lingering
+from agent_intercom.host.manager import CALL_TIMEOUT, Manager, ManagerError, UnitState, lingering
 from agent_intercom.orchestration import hosting, runtime
 from agent_intercom.orchestration.config.load import Examined
 from agent_intercom.orchestration.config.plan import Plan
@@ -27,7 +27,7 @@ from agent_intercom.orchestration.harness import COMMAND
 from agent_intercom.orchestration.models import ModelCheck
 from agent_intercom.orchestration.pipackage import PiPackage
 from agent_intercom.workers import confinement, hosted
-from agent_intercom.workers.contract import SERVICE_UNIT, SLICE_UNIT, SOCKET_UNIT
+from agent_intercom.workers.contract import SERVICE_UNIT, SLICE_UNIT, SOCKET_UNIT, UNIT
 from agent_intercom.workers.spec import Confinement
 
 SYSTEMD_FLOOR: Final = 252
@@ -39,6 +39,8 @@ _NO_RUN: Final = "0"
 """A unit id of no run: `start` makes longer ones. Its units are loaded to see what their files say, and not started."""
 
 _SLICE: Final = re.compile(r"orchestrate-([a-z0-9]{1,32})\.slice", re.ASCII)
+
+_UP: Final = frozenset({"active", "activating", "deactivating"})
 
 _WHOLE_ABI: Final = 3
 """The ABI of Landlock from which on nothing that changes a file is left out."""
@@ -59,7 +61,8 @@ class Systemd(NamedTuple):
     `brokers` has one entry for every run that lives, by its unit id; None: systemd has not loaded its service.
     `left` has the number of processes of every run that goes on although nobody listens for it, `workers` the workers
     of every run that lives, by its unit id. `service` is the state of the worker service, of its socket and of itself;
-    `freezer` whether what is in a control group can be paused.
+    `freezer` whether what is in a control group can be paused, `oom_policy` whether scope units have OOMPolicy=.
+    `strays` is how many workers live of which there is no record.
     """
 
     problem: str = ""
@@ -72,6 +75,8 @@ class Systemd(NamedTuple):
     workers: Mapping[str, Sequence[hosted.WorkerUnit]] = {}
     service: Sequence[UnitState] = ()
     freezer: bool | None = None
+    oom_policy: bool | None = None
+    strays: int = 0
 
     @property
     def reachable(self) -> bool:
@@ -139,6 +144,8 @@ def ask_manager(runtime_dir: str | None) -> Systemd:
                 },
                 service=[state for state in states if state.name in {SOCKET_UNIT, SERVICE_UNIT}],
                 freezer=_freezer(manager.control_group()),
+                oom_policy=_oom_policy(manager),
+                strays=0 if runtime_dir is None else _strays(manager, states, runtime_dir),
             )
     except ManagerError as error:
         return Systemd(problem=str(error), lingering=lingering())
@@ -148,6 +155,31 @@ def _freezer(control_group: str) -> bool | None:
     """Whether the kernel freezes control groups (cgroups(7), since 5.2); None where they cannot be seen."""
     directory = cgroups.directory(control_group)
     return None if directory is None else path.exists(path.join(directory, "cgroup.freeze"))
+
+
+def _oom_policy(manager: Manager) -> bool | None:
+    """Whether scope units have OOMPolicy= (systemd 253, and older ones that were given it); None: it is not told."""
+    scope = manager.unit("init.scope", "Scope")
+    return None if scope is None else "OOMPolicy" in scope
+
+
+def _strays(manager: Manager, states: Sequence[UnitState], runtime_dir: str) -> int:
+    """How many workers live of which there is no record. The worker service is asked where it runs, and not started."""
+    alive = [state for state in manager.units("worker-*.scope") if UNIT.fullmatch(state.name) and state.active in _UP]
+    service = next((state.active for state in states if state.name == SERVICE_UNIT), "inactive")
+    if service == "inactive":
+        # It has ended, which it does not while one lives that it knows of.
+        return len(alive)
+    if not alive or service != "active":
+        return 0
+    from agent_intercom.workers.client import Client, socket_path
+    from agent_intercom.workers.errors import WorkerError
+
+    try:
+        with Client(socket_path(runtime_dir)) as client:
+            return int(client.request("health", {}, timeout=CALL_TIMEOUT).get("strays") or 0)
+    except WorkerError:
+        return 0
 
 
 def silent_manager() -> Systemd:
@@ -239,6 +271,13 @@ def workers(found: Systemd) -> Iterator[Check]:
     else:
         up = "runs" if states.get(SERVICE_UNIT) == "active" else "is started by whoever connects"
         yield Check("worker-service", "ok", f"{SOCKET_UNIT} listens, and the service {up}")
+    if found.strays:
+        many = f"{found.strays} workers live" if found.strays > 1 else "1 worker lives"
+        hint = "`orchestrate worker cleanup` shows what they are, and how to end them"
+        yield Check("stray-workers", "warn", f"{many} of which there is no record: that was damaged, or is gone", hint)
+    if found.oom_policy is False:
+        text = "this systemd knows no OOMPolicy= for scope units: what of a worker ends for lack of memory is not said"
+        yield Check("oom-policy", "warn", text, "systemd 253 or newer")
     if found.freezer is False:
         yield Check("freezer", "warn", "the kernel freezes no control groups: workers cannot be paused", "Linux 5.2")
     elif found.freezer:

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The bench: paired measurements of the brokers against references that run in the same minute.
+"""The bench: paired measurements of the brokers, and of workers, against references that run in the same minute.
 
 For speed the reference is a C relay without rules (`relay.c`); for cold start and memory a bare Python process that
 imports asyncio and msgspec (`bare.py`); an asyncio router without rules (`router.py`) calibrates both. Beside the times
-of the broker of a run, which contain a commit, stands what a commit takes (`commit.py`). Measurements are serial and
-alternate, the intercom broker's limits are lifted because the references have none, and a ratio is the median of the
-ratios of each round. A missed target is printed, and is no failure: exit status 1 means that something could not be
-measured.
+of the broker of a run, which contain a commit, stands what a commit takes (`commit.py`). The start of a worker stands
+beside a bare fork and exec, and what stays of it beside an interpreter (`workers.py`; in a testbed, which takes root).
+Measurements are serial and alternate, the intercom broker's limits are lifted because the references have none, and a
+ratio is the median of the ratios of each round. A missed target is printed, and is no failure: exit status 1 means that
+something could not be measured.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import workers
 from benchlib import measure, report, runs, servers
+
+PARTS = ("intercom", "runs", "workers")
 
 
 def progress(text: str, say: bool = True) -> None:
@@ -95,6 +100,16 @@ def run_runs(plan: runs.Plan, say: bool = True, pin: bool = True) -> report.Roun
     return rounds
 
 
+def run_workers(plan: workers.Plan, say: bool = True) -> report.Rounds:
+    """All rounds of workers after `plan`, in a testbed. BenchError where that, or something in it, does not work."""
+    progress("workers: a testbed is booted", say)
+    try:
+        return workers.in_testbed(plan)
+    except subprocess.CalledProcessError as error:
+        told = (error.stderr or b"") if isinstance(error.stderr, bytes) else (error.stderr or "").encode()
+        raise servers.BenchError(f"workers: {told.decode(errors='replace').strip() or error}") from error
+
+
 def document(rounds: report.Rounds, seconds: float) -> dict[str, Any]:
     """The results as they are written to the JSON file."""
     return {
@@ -109,6 +124,7 @@ def document(rounds: report.Rounds, seconds: float) -> dict[str, Any]:
         "figures": report.figures(rounds),
         "targets": [verdict._asdict() for verdict in report.judge(report.TARGETS, rounds)],
         "runs": [verdict._asdict() for verdict in report.judge(report.RUN_TARGETS, rounds)],
+        "workers": [verdict._asdict() for verdict in report.judge(report.WORKER_TARGETS, rounds)],
         "room": [verdict._asdict() for verdict in report.judge(report.ROOM, rounds)],
         "calibration": [verdict._asdict() for verdict in report.judge(report.CALIBRATION, rounds)],
         "rounds": rounds,
@@ -120,16 +136,24 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent.parent
     parser = argparse.ArgumentParser(description="Measure the brokers against their references.")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs: about two minutes")
-    parser.add_argument("--only", choices=("intercom", "runs"), help="measure one of the two brokers")
+    parser.add_argument("--only", choices=PARTS, help="measure one of the brokers, or workers")
     parser.add_argument("--no-pin", action="store_true", help="let the scheduler place servers and load generator")
     parser.add_argument("--json", type=Path, default=root / "build" / "bench.json", help="where the results go")
     options = parser.parse_args()
     since = time.monotonic()
     try:
         rounds: report.Rounds = []
-        if options.only != "intercom":
+        wanted = [options.only] if options.only else PARTS
+        missing = workers.why_not() if "workers" in wanted else ""
+        if missing and options.only:
+            raise servers.BenchError(f"workers: {missing}")
+        if "workers" in wanted and not missing:
+            rounds += run_workers(workers.QUICK if options.quick else workers.FULL)
+        elif missing:
+            progress(f"{missing}: workers are not measured")
+        if "runs" in wanted:
             rounds += run_runs(runs.QUICK if options.quick else runs.FULL, pin=not options.no_pin)
-        if options.only != "runs":
+        if "intercom" in wanted:
             rounds += run(measure.QUICK if options.quick else measure.FULL, pin=not options.no_pin)
     except servers.BenchError as error:
         print(f"bench: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import run
+import workers
 from benchlib import measure, report, runs, servers
 
 
@@ -86,6 +88,22 @@ def test_every_figure_of_runs_exists_and_is_positive(led: report.Rounds) -> None
         values = figures[figure]
         assert sorted(values) == expected, title
         assert all(value >= 0 if group == "wait" else value > 0 for value in values.values()), title
+
+
+def test_workers_are_measured_where_a_testbed_can_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is measured in one is tried in one: tests/system/test_workers_bench.py."""
+    both = {"worker": 3.0, "bare": 1.0, "interpreter": 2.0, "one": 4.0}
+    measured = [{row[0]: both} for row in report.WORKER_FIGURES]
+    file = tmp_path / "bench.json"
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "workers", "--json", str(file)])
+    monkeypatch.setattr(workers, "in_testbed", lambda plan: measured)
+    monkeypatch.setattr(workers, "why_not", lambda: "")
+    assert run.main() == 0
+    told = json.loads(file.read_text())["workers"]
+    assert [verdict["title"] for verdict in told] == [target.title for target in report.WORKER_TARGETS]
+    assert all(verdict["bound"] is not None for verdict in told)
+    monkeypatch.setattr(workers, "why_not", lambda: "the testbed needs root")
+    assert run.main() == 1
 
 
 def test_every_target_of_runs_has_a_verdict_and_a_line(led: report.Rounds) -> None:

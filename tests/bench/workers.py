@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the start of a worker takes, and what its shim keeps: `python tests/bench/workers.py`, as root.
+"""What the start of a worker takes, and what its shim and its bridge keep; `run.py` has the bounds.
 
-It boots a testbed with an installation in it and measures there, as a user. A start is everything from the fork of the
-launcher to the word that the command runs: gate, scope unit, its job, verification, release. Beside each one stands a
-bare fork and exec with one round trip to the service manager, and the start of the interpreter alone, which the
-launcher contains. Ratios are medians of the ratios of each round; there is no bare number of seconds to hold.
+It boots a testbed with an installation in it, as root, and measures there, as a user. A start is everything from the
+fork of the launcher to the word that the command runs: gate, scope unit, its job, verification, release. Beside each
+one stands a bare fork and exec with one round trip to the service manager, and the start of the interpreter alone,
+which the launcher contains; beside many at once stands one.
 
-Memory is that of shims, whose commands sleep, beside as many interpreters that wait: PSS, RSS and what is private.
+Memory is that of shims whose commands sleep, and of bridges that have said hello and wait for the answer, beside as
+many interpreters that wait: PSS, RSS and what is private.
 """
 
 from __future__ import annotations
@@ -16,29 +17,40 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTBED = ROOT / "tests/testbed"
 LIBRARY = "/usr/lib/agent-intercom"
 INSIDE = "/usr/local/lib/bench-workers.py"
 INTERPRETER = ["/usr/bin/python3", "-IS", "-c"]
-ROUNDS = 40
-TOGETHER = 40
+CROWDS = 5
+"""How often many are started at once."""
 
 Figures = dict[str, dict[str, float]]
 
 
+class Plan(NamedTuple):
+    """How many starts, one after the other, and how many at once."""
+
+    rounds: int
+    together: int
+
+
+FULL = Plan(rounds=40, together=40)
+QUICK = Plan(rounds=12, together=40)
+
+
 async def measure(rounds: int, together: int) -> list[Figures]:
-    """All rounds, in a testbed; the last has what is measured once."""
+    """All rounds, in a testbed: first those of starts, then those of many at once, last what is measured once."""
     sys.path.insert(0, f"{LIBRARY}/site")
     from agent_intercom.host.scopes import Scopes
     from agent_intercom.workers import spawning
@@ -97,41 +109,66 @@ async def measure(rounds: int, together: int) -> list[Figures]:
             for kind in kinds.values():
                 await kind()
             for _ in range(rounds):
-                found.append({"start": {name: 1000 * await kind() for name, kind in kinds.items()}})
-            found.append({"start, many at once": {"worker": 1000 * await many()}})
+                found.append({"workers.start": {name: 1000 * await kind() for name, kind in kinds.items()}})
+            for _ in range(min(rounds, CROWDS)):
+                found.append({"workers.crowd": {"one": 1000 * await worker(), "worker": 1000 * await many()}})
 
-            for count in (1, together):
+            for crowd, count in (("1", 1), ("crowd", together)):
                 shims = [await start(scopes, "/bin/sleep", "1000") for _ in range(count)]
-                values = memory([one.pid for one in shims])
+                kept = {"shim": memory([one.pid for one in shims])}
                 for name in await scopes.states("worker-*.scope"):
                     await scopes.stop(name)
                 await asyncio.gather(*(one.ended() for one in shims))
-                async with AsyncExitStack() as stack:
-                    waiting = [
-                        stack.enter_context(
-                            subprocess.Popen(
-                                [*INTERPRETER, "print(flush=True); input()"],
-                                stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE,
-                                env={},
-                            )
-                        )
-                        for _ in range(count)
-                    ]
-                    for process in waiting:
-                        assert process.stdout is not None
-                        process.stdout.readline()
-                    beside = memory([process.pid for process in waiting])
-                    for process in waiting:
-                        process.kill()
-                for field, value in values.items():
-                    found.append({f"{field} of {count}": {"worker": value, "interpreter": beside[field]}})
+                kept["bridge"] = bridges(count, place)
+                beside = interpreters(count)
+                for what, values in kept.items():
+                    for field, value in values.items():
+                        both = {"worker": value, "interpreter": beside[field]}
+                        found.append({f"workers.{what}_{crowd}.{field}": both})
     return found
+
+
+def interpreters(count: int) -> dict[str, float]:
+    """The memory of each of so many that wait."""
+    command = [*INTERPRETER, "print(flush=True); input()"]
+    with ExitStack() as stack:
+        waiting = []
+        for _ in range(count):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={})
+            waiting.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        for process in waiting:
+            assert process.stdout is not None
+            process.stdout.readline()
+        return memory([process.pid for process in waiting])
+
+
+def bridges(count: int, place: str) -> dict[str, float]:
+    """The memory of each of so many bridges of one broker, which listens and answers nothing."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        address = f"{place}/broker-{count}.sock"
+        listener.bind(address)
+        listener.listen(count)
+        started = []
+        for number in range(count):
+            state = Path(place, f"state-{count}-{number}")
+            state.mkdir(mode=0o700)
+            told = {"ROLE": "implementer", "TOKEN": "0" * 32, "SOCKET": address, "GENERATION": "1"}
+            variables = {f"PI_TMUX_ORCHESTRATOR_{name}": value for name, value in told.items()}
+            variables |= {"AGENT_INTERCOM_WORKER_STATE": str(state), "PATH": "/usr/bin:/bin"}
+            process = subprocess.Popen([f"{LIBRARY}/orchestrate-bridge", "--", "/bin/true"], env=variables, cwd=place)
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        for _ in started:
+            connection, _ = listener.accept()
+            stack.enter_context(connection).recv(1)
+        return memory([process.pid for process in started])
 
 
 def memory(pids: Sequence[int]) -> dict[str, float]:
     """KiB of each of these processes, on average, by kind (proc(5), smaps_rollup)."""
-    kinds = {"PSS": ("Pss",), "RSS": ("Rss",), "private": ("Private_Dirty", "Private_Clean")}
+    kinds = {"pss": ("Pss",), "rss": ("Rss",), "private": ("Private_Dirty", "Private_Clean")}
     sums = dict.fromkeys(kinds, 0.0)
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
@@ -141,8 +178,16 @@ def memory(pids: Sequence[int]) -> dict[str, float]:
     return sums
 
 
-def in_testbed(rounds: int, together: int) -> list[Figures]:
-    """The rounds, out of a testbed that is booted for them."""
+def why_not() -> str:
+    """Why there can be no testbed here; empty where there can."""
+    if os.geteuid() != 0:
+        return "the testbed needs root"
+    probe = subprocess.run(["unshare", "-m", "-p", "-f", "-C", "true"], capture_output=True, check=False)
+    return "the testbed needs namespaces" if probe.returncode else ""
+
+
+def in_testbed(plan: Plan) -> list[Figures]:
+    """The rounds, out of a testbed that is booted for them. Raises subprocess.CalledProcessError."""
     name = f"bench{os.getpid()}"
     with tempfile.TemporaryDirectory() as stage:
         os.chmod(stage, 0o755)
@@ -154,7 +199,7 @@ def in_testbed(rounds: int, together: int) -> list[Figures]:
             subprocess.run(["cp", "-a", f"{stage}/.", f"{path}/"], check=True)
             Path(f"{path}{INSIDE}").write_bytes(Path(__file__).read_bytes())
             command = [str(TESTBED), "user", name, "alice", "/usr/bin/python3", "-B", INSIDE, "--inside"]
-            counts = ["--rounds", str(rounds), "--together", str(together)]
+            counts = ["--rounds", str(plan.rounds), "--together", str(plan.together)]
             done = subprocess.run([*command, *counts], check=True, capture_output=True, text=True)
         finally:
             subprocess.run([TESTBED, "down", name], check=True)
@@ -162,35 +207,14 @@ def in_testbed(rounds: int, together: int) -> list[Figures]:
     return found
 
 
-def table(found: Sequence[Figures]) -> str:
-    """Each figure, and its ratio to what stands beside it."""
-    lines = []
-    for figure in dict.fromkeys(name for values in found for name in values):
-        rounds = [values[figure] for values in found if figure in values]
-        unit = "ms" if figure.startswith("start") else "KiB"
-        for server in rounds[0]:
-            lines.append(f"{figure:24} {server:12} {median(values[server] for values in rounds):10.1f} {unit}")
-        for beside in [server for server in rounds[0] if server != "worker"]:
-            ratio = median(values["worker"] / values[beside] for values in rounds)
-            lines.append(f"{figure:24} {'  to ' + beside:18} {ratio:.2f}")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure the start and the shims of workers.")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--together", type=int, default=TOGETHER, help="how many at once")
-    parser.add_argument("--json", type=Path, help="where the results go")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    """Measure in the testbed, and print the rounds."""
+    parser = argparse.ArgumentParser(description="Measure workers, from within a testbed; see run.py --only workers.")
+    parser.add_argument("--inside", action="store_true", required=True, help="this is a testbed")
+    parser.add_argument("--rounds", type=int, default=FULL.rounds)
+    parser.add_argument("--together", type=int, default=FULL.together, help="how many at once")
     options: Any = parser.parse_args(arguments)
-    if options.inside:
-        print(json.dumps(asyncio.run(measure(options.rounds, options.together))))
-        return 0
-    found = in_testbed(options.rounds, options.together)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+    print(json.dumps(asyncio.run(measure(options.rounds, options.together))))
     return 0
 
 

@@ -97,6 +97,22 @@ RUN_TARGETS = (
 """A ratio without a bound is shown. Runs that wait for a person are to do nothing at all; the bound on their share of
 a core is what the kernel may count for looking at it."""
 
+WORKER_TARGETS = (
+    Target("start, to fork, exec and one trip to systemd", "workers.start", "bare", 15.0, subject="worker"),
+    Target("start, to an interpreter's", "workers.start", "interpreter", 2.5, subject="worker"),
+    Target("each of 40 at once, to one alone", "workers.crowd", "one", 0.8, subject="worker"),
+    *(
+        Target(f"{title}, to an interpreter's", f"workers.{figure}.pss", "interpreter", bound, subject="worker")
+        for figure, title, bound in (
+            ("shim_1", "PSS of a shim", 1.3),
+            ("shim_crowd", "PSS of each of 40 shims", 1.3),
+            ("bridge_1", "PSS of a bridge", 4.0),
+            ("bridge_crowd", "PSS of each of 40 bridges", 4.0),
+        )
+    ),
+)
+"""What a worker costs besides its command. Bounds have room for a machine that does other things too."""
+
 FIGURES = (
     ("latency_2.message_p50", "send→message p50, 2 sessions", "us"),
     ("latency_2.message_p99", "send→message p99, 2 sessions", "us"),
@@ -161,6 +177,24 @@ RUN_FIGURES = (
 
 RUN_SERVERS = ("relay", "bare", "commit", "run")
 
+WORKER_FIGURES = (
+    ("workers.start", "start, until the command runs", "ms"),
+    ("workers.crowd", "start of each of 40 at once", "ms"),
+    *(
+        (f"workers.{what}_{crowd}.{kind}", f"{title}, {kind if kind == 'private' else kind.upper()}", "KiB")
+        for what, crowd, title in (
+            ("shim", "1", "shim"),
+            ("shim", "crowd", "shim, each of 40"),
+            ("bridge", "1", "bridge"),
+            ("bridge", "crowd", "bridge, each of 40"),
+        )
+        for kind in ("pss", "private", "rss")
+    ),
+)
+"""Figures of `workers`. `bare` is a fork and exec with one round trip to the service manager."""
+
+WORKER_SERVERS = ("bare", "interpreter", "one", "worker")
+
 
 def figures(rounds: Rounds) -> dict[str, dict[str, float]]:
     """The median over the rounds of every value."""
@@ -214,13 +248,19 @@ INTERCOM = (
     ("calibration", CALIBRATION, ("as known", "differs")),
 )
 RUNS = (("runs (median of the ratios of each round)", RUN_TARGETS, ("pass", "miss")),)
+WORKERS = (("workers (median of the ratios of each round)", WORKER_TARGETS, ("pass", "miss")),)
+SECTIONS = (
+    (FIGURES, SERVERS, INTERCOM),
+    (RUN_FIGURES, RUN_SERVERS, RUNS),
+    (WORKER_FIGURES, WORKER_SERVERS, WORKERS),
+)
 
 
 def table(rounds: Rounds) -> str:
     """Figures, targets and calibration of each section that was measured, as text for a terminal of 100 columns."""
     medians = figures(rounds)
     lines: list[str] = []
-    for rows, servers, verdicts in ((FIGURES, SERVERS, INTERCOM), (RUN_FIGURES, RUN_SERVERS, RUNS)):
+    for rows, servers, verdicts in SECTIONS:
         measured = [row for row in rows if row[0] in medians]
         if not measured:
             continue

@@ -357,15 +357,104 @@ def test_workers_end_with_their_run(workers: Workers) -> None:
         assert hosting.loaded(run) == []
 
 
+def test_a_run_that_is_being_ended_begins_nothing_more(workers: Workers) -> None:
+    bed = workers.bed
+    with Door(bed) as door:
+        hosting = Hosting(bed, door)
+        # What is removed with a run comes later than whoever asks now.
+        bed.drop_in("alice", "orchestrate@.socket", "[Socket]\nExecStopPost=\n")
+        run = hosting.run()
+        slice_unit = f"orchestrate-{run.unit}.slice"
+        stubborn = "trap '' TERM; echo up; while :; do read x; done"
+        scope = ["systemd-run", "--user", "--scope", "--quiet", "--unit=stubborn", f"--slice={slice_unit}"]
+        held = bed.popen("alice", [*scope, "sh", "-c", stubborn])
+        assert held.stdout.readline() == "up\n"
+        bed.as_user("alice", ["systemctl", "--user", "stop", "--no-block", slice_unit])
+        try:
+            _, code, text = hosting.start(run, "implementer")
+        finally:
+            bed.as_user("alice", "systemctl --user kill --signal=KILL stubborn.scope")
+        assert (code, "the run is being ended" in text) == ("conflict", True), text
+        (found,) = workers.ask('told = ask("list", {"all": True, "history": True})')["workers"]
+        assert (found["state"], found["error_code"]) == ("failed", "conflict")
+        until(lambda: hosting.loaded(run) == [], "the run is over")
+        assert workers.processes("orchestrate-launcher") == []
+
+
+# The worker service, whose systemd knows no OOMPolicy= for scope units.
+_OLD = """
+import sys
+sys.path.insert(0, "/usr/lib/agent-intercom/site")
+sys.argv[0] = "/usr/lib/agent-intercom/orchestrate-workers"
+from agent_intercom.host import scopes
+from agent_intercom.workers import serve
+start = scopes.Scopes.start
+async def old(self, unit, pid, properties, *more):
+    unknown = {"NoSuchProperty" if name == "OOMPolicy" else name: value for name, value in properties.items()}
+    return await start(self, unit, pid, unknown, *more)
+scopes.Scopes.start = old
+sys.exit(serve.main([]))
+"""
+
+
+def replace_service(bed: Any, script: str) -> None:
+    """Have another program be the worker service of a test."""
+    bed.as_user("alice", "mkdir -p ~/.local && cat >~/.local/service.py", stdin=script)
+    drop_in = "[Service]\nExecStart=\nExecStart=/usr/bin/python3 -I /home/alice/.local/service.py\n"
+    bed.drop_in("alice", SERVICE, drop_in)
+
+
+def test_systemd_that_knows_no_oom_policy_of_scopes_is_enough(workers: Workers) -> None:
+    replace_service(workers.bed, _OLD)
+    told = workers.ask('told = [start("/bin/sleep", "7439", name=name) for name in ("one", "two")] + [ask("health")]')
+    assert [each["worker"]["state"] for each in told[:2]] == ["registering"] * 2
+    assert told[2]["lacking"] == ["OOMPolicy"]
+    # The real one knows it, and doctor sees that it does.
+    doctor = workers.bed.as_user("alice", "orchestrate doctor --skip-model-check --json", check=False).stdout
+    assert "worker-service" in doctor and "oom-policy" not in doctor
+    workers.ask('told = [ask("stop", {"worker": name}) for name in ("one", "two")]')
+    workers.nothing_left()
+
+
+def test_workers_of_a_registry_that_was_damaged_are_told_and_end_only_for_a_person(workers: Workers) -> None:
+    bed = workers.bed
+    begun = workers.ask('told = start("/bin/sleep", "7440", writable=[])["worker"]')
+    files = workers.files()
+    assert any(begun["incarnation"] in name for name in files)
+    stop = f"systemctl --user stop {SERVICE}"
+    bed.as_user("alice", f"{stop} && cd ~/.local/state/agent-intercom && rm -f workers.sqlite3-* && "
+                "head -c 8192 /dev/zero >workers.sqlite3")  # fmt: skip
+    health, preview, cleaned = workers.ask(
+        'told = [ask("health"), ask("cleanup", {"execute": False}), ask("cleanup", {"execute": True})]'
+    )
+    assert health["strays"] == 1 and cleaned["strays_ended"] == []
+    (stray,) = preview["strays"]
+    assert (stray["unit"], stray["run"]) == (begun["unit"], None) and "sleep" in stray["programs"]
+    # The next service opens a registry that is whole, and takes nothing from whom it does not know.
+    bed.as_user("alice", stop)
+    doctor = "orchestrate doctor --skip-model-check"
+    said = bed.as_user("alice", doctor, check=False)
+    assert "1 worker lives of which there is no record" in said.stdout + said.stderr
+    workers.ask('told = ask("list")')
+    assert workers.files() == files
+    said = bed.as_user("alice", doctor, check=False)
+    assert "1 worker lives of which there is no record" in said.stdout + said.stderr
+    said = bed.as_user("alice", "orchestrate worker cleanup --yes")
+    assert begun["unit"] in said.stdout and workers.units()
+    said = bed.as_user("alice", "orchestrate worker cleanup --yes --override")
+    assert "Ended 1 of them." in said.stdout and workers.processes("7440") == []
+    bed.as_user("alice", stop)
+    workers.ask('told = ask("list")')
+    workers.nothing_left()
+
+
 @pytest.mark.parametrize(
     "step", ["reserved", "prepared", "spawned", "placed", "written", "told", "begun", "watched", "fenced", "stopped"]
 )
 def test_a_service_that_is_killed_at_any_step_leaves_no_stray(workers: Workers, step: str) -> None:
     bed = workers.bed
     bed.as_user("alice", f"mkdir -p ~/.local && echo {step} >~/.local/step")
-    bed.as_user("alice", "cat >~/.local/killed.py", stdin=_KILLED)
-    drop_in = "[Service]\nExecStart=\nExecStart=/usr/bin/python3 -I /home/alice/.local/killed.py\n"
-    bed.drop_in("alice", SERVICE, drop_in)
+    replace_service(bed, _KILLED)
     first = workers.ask('told = start("/bin/sleep", "7438", name="once")')
     if step in ("fenced", "stopped"):
         first = workers.ask('told = ask("stop", {"worker": "once"})')

@@ -99,7 +99,7 @@ a core is what the kernel may count for looking at it."""
 
 WORKER_TARGETS = (
     Target("start, to fork, exec and one trip to systemd", "workers.start", "bare", 15.0, subject="worker"),
-    Target("start, to an interpreter's", "workers.start", "interpreter", 2.5, subject="worker"),
+    Target("start, to an interpreter's", "workers.start", "interpreter", 3.0, subject="worker"),
     Target("each of 40 at once, to one alone", "workers.crowd", "one", 0.8, subject="worker"),
     *(
         Target(f"{title}, to an interpreter's", f"workers.{figure}.pss", "interpreter", bound, subject="worker")

@@ -434,11 +434,11 @@ def test_workers_of_a_registry_that_was_damaged_are_told_and_end_only_for_a_pers
     bed.as_user("alice", stop)
     doctor = "orchestrate doctor --skip-model-check"
     said = bed.as_user("alice", doctor, check=False)
-    assert "1 worker lives of which there is no record" in said.stdout + said.stderr
+    assert "1 worker lives of which the worker service does not know" in said.stdout + said.stderr
     workers.ask('told = ask("list")')
     assert workers.files() == files
     said = bed.as_user("alice", doctor, check=False)
-    assert "1 worker lives of which there is no record" in said.stdout + said.stderr
+    assert "1 worker lives of which the worker service does not know" in said.stdout + said.stderr
     said = bed.as_user("alice", "orchestrate worker cleanup --yes")
     assert begun["unit"] in said.stdout and workers.units()
     said = bed.as_user("alice", "orchestrate worker cleanup --yes --override")

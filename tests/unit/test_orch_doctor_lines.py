@@ -87,8 +87,8 @@ def test_what_the_kernel_enforces(
         ),
         ({"freezer": True}, "freezer", "ok", "can be paused"),
         ({"freezer": False}, "freezer", "warn", "cannot be paused"),
-        ({"strays": 1}, "stray-workers", "warn", "1 worker lives of which there is no record"),
-        ({"strays": 2}, "stray-workers", "warn", "2 workers live of which there is no record"),
+        ({"strays": 1}, "stray-workers", "warn", "1 worker lives of which the worker service does not know"),
+        ({"strays": 2}, "stray-workers", "warn", "2 workers live of which the worker service does not know"),
         ({"oom_policy": False}, "oom-policy", "warn", "knows no OOMPolicy="),
     ],
 )

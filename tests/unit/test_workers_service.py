@@ -362,6 +362,9 @@ def test_units_without_a_row_are_listed_and_ended_for_a_person_who_says_so(run: 
         assert [(each["unit"], each["run"]) for each in shown["strays"]] == [(STRAY, None), (of_run, "00ff")]
         assert shown["strays"][0]["programs"] and "strays_ended" not in shown
         assert (await stage.ask("health"))["strays"] == 2
+        stage.service.blind = True
+        assert (await stage.ask("health"))["strays"] is None
+        stage.service.blind = False
         # A timer cleans up for everybody, and ends none of them.
         assert (await stage.ask("cleanup", execute=True))["strays_ended"] == [] == ended
         done = await stage.ask("cleanup", PERSON._replace(override=True), execute=True)

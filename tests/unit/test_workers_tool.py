@@ -330,3 +330,8 @@ def test_a_heartbeat_tells_who_was_asked_for_a_checkpoint_lately(home: Home, ser
     assert (request["workerId"], request["runId"], request["target"]) == (ID, INCARNATION, "review")
     assert request["attempt"] == 2 and "ended in 5 min" in request["message"]
     assert service.caller["session"] == "mgr-1"
+    service.answers["heartbeat"] = Refused("store_unusable")
+    _, details = done("_heartbeat", {"managerSessionId": "mgr-1"})
+    assert details["renewed"] == [] and len(details["checkpointRequests"]) == 1
+    service.answers["heartbeat"] = Refused("forbidden")
+    assert refused("_heartbeat")[0] == "forbidden"

@@ -217,6 +217,7 @@ class Main:
                 # What a damaged registry knew of may live: its files are not taken from it.
                 self._journal.emit(Event.STORE_DEGRADED, code=_DAMAGED)
         else:
+            self.service.blind = True
             found = reattach.Found(0, 0)
             self._journal.emit(Event.WORKERS_REFUSED, code=self._problem)
         self.service.managers.on_connect = self._prove_again

@@ -79,6 +79,8 @@ class Service:
         self.state_dir = state_dir
         self.launcher = launcher
         self.running: dict[str, Running] = {}
+        self.blind = False
+        """Its registry cannot be used: that a worker is not in it says nothing."""
         self.on_change: Callable[[], None] = lambda: None
         self._store = store
         self._behind = False

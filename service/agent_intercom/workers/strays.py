@@ -48,7 +48,9 @@ class Stray(NamedTuple):
 
 
 async def find(service: Service) -> list[Stray]:
-    """All of them, by name. Raises WorkerError `manager_unreachable` where nobody can tell."""
+    """All of them, by name. Raises WorkerError where nobody can tell: `manager_unreachable`, `store_unusable`."""
+    if service.blind:
+        raise WorkerError(Code.STORE, "the registry of workers cannot be used", "store")
     async with explained(Code.MANAGER_UNREACHABLE, "the scope units of workers cannot be listed"):
         states = await (await service.managers.scopes()).states(PATTERN)
     # Afterwards: a row comes before its unit.

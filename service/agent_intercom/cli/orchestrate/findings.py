@@ -62,7 +62,7 @@ class Systemd(NamedTuple):
     `left` has the number of processes of every run that goes on although nobody listens for it, `workers` the workers
     of every run that lives, by its unit id. `service` is the state of the worker service, of its socket and of itself;
     `freezer` whether what is in a control group can be paused, `oom_policy` whether scope units have OOMPolicy=.
-    `strays` is how many workers live of which there is no record.
+    `strays` is how many workers live that the worker service does not know of.
     """
 
     problem: str = ""
@@ -164,7 +164,7 @@ def _oom_policy(manager: Manager) -> bool | None:
 
 
 def _strays(manager: Manager, states: Sequence[UnitState], runtime_dir: str) -> int:
-    """How many workers live of which there is no record. The worker service is asked where it runs, and not started."""
+    """How many workers live that are in no row. The worker service is asked where it runs, and not started."""
     alive = [state for state in manager.units("worker-*.scope") if UNIT.fullmatch(state.name) and state.active in _UP]
     service = next((state.active for state in states if state.name == SERVICE_UNIT), "inactive")
     if service == "inactive":
@@ -274,7 +274,7 @@ def workers(found: Systemd) -> Iterator[Check]:
     if found.strays:
         many = f"{found.strays} workers live" if found.strays > 1 else "1 worker lives"
         hint = "`orchestrate worker cleanup` shows what they are, and how to end them"
-        yield Check("stray-workers", "warn", f"{many} of which there is no record: that was damaged, or is gone", hint)
+        yield Check("stray-workers", "warn", f"{many} of which the worker service does not know", hint)
     if found.oom_policy is False:
         text = "this systemd knows no OOMPolicy= for scope units: what of a worker ends for lack of memory is not said"
         yield Check("oom-policy", "warn", text, "systemd 253 or newer")

@@ -289,10 +289,17 @@ class _Acting:
     def _heartbeat(self) -> tuple[Iterable[str], dict[str, Any]]:
         """The owner is there; and what its host has to deliver: who was asked for a checkpoint lately."""
         from agent_intercom.cli.orchestrate.worker import looking
-        from agent_intercom.workers.contract import TERMINAL
+        from agent_intercom.workers.contract import TERMINAL, Code
+        from agent_intercom.workers.errors import WorkerError
 
         now = looking.now()
-        renewed = [worker["id"] for worker in self._service.request("heartbeat", {})["workers"]]
+        try:
+            renewed = [worker["id"] for worker in self._service.request("heartbeat", {})["workers"]]
+        except WorkerError as error:
+            # What cannot be written down now keeps nobody from being asked for a checkpoint.
+            if error.code != Code.STORE:
+                raise
+            renewed = []
         result = self._service.request("list", {"all": False, "history": False})
         live = [worker for worker in result["workers"] if worker["state"] not in TERMINAL]
         asked = [worker for worker in live if worker.get("checkpoint_requested_at") is not None]

@@ -209,7 +209,8 @@ def service(name: str, *command: str) -> dict[str, Variant]:
 
 def make_service(name: str, *command: str) -> None:
     with Manager() as manager:
-        manager.transient(name, service(name, *command), HANG)
+        properties = list(service(name, *command).items())
+        manager._job(name, HANG, "StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", properties, [])
 
 
 class Activating:
@@ -414,11 +415,11 @@ async def many_children(stage: Stage) -> Any:
     pid = stage.child(script=FORKING)
     unit, placed = await stage.start(pid, TasksMax=("t", 128))
     limited = (Path(cgroups.directory(placed.control_group) or "/") / "pids.max").exists()
-    with cgroups.Counters(placed.control_group) as counters:
-        stage.tell(pid)
-        made = int(await stage.line(pid))
-        members = len(cgroups.members(placed.control_group))
-        refused = counters.read().tasks_max
+    stage.tell(pid)
+    made = int(await stage.line(pid))
+    members = len(cgroups.members(placed.control_group))
+    events = Path(cgroups.directory(placed.control_group) or "/") / "pids.events"
+    refused = int(events.read_text().split()[1]) if limited else 0
     stop = await stage.scopes.stop(unit)
     empty = await cgroups.emptied(placed.control_group, HANG)
     return {"limited": limited, "made": made, "members": members, "refused": refused, "end": [stop, empty]}

@@ -159,7 +159,9 @@ def transient(name: str, *command: str, timeout: float = 30, **more: Any) -> str
         "ExecStart": ("a(sasb)", [(command[0], list(command), False)]),
         **more,
     }
-    return f"manager.transient('probe-{name}.service', {properties!r}, {timeout})"
+    unit = f"probe-{name}.service"
+    call = ("StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", list(properties.items()), [])
+    return f"manager._job({unit!r}, {timeout}, *{call!r})"
 
 
 def test_a_job_is_waited_for(hosting: Hosting) -> None:

@@ -29,6 +29,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         directory = tmp_path / "unified" / name.strip("/")
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "cgroup.procs").write_text(procs)
+        for group in (directory, *directory.parents):
+            if group.is_relative_to(tmp_path / "unified"):
+                (group / "cgroup.controllers").touch()
         (directory / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
         for file, text in files.items():
             (directory / file.replace("_", ".")).write_text(text)
@@ -41,7 +44,12 @@ def test_where_a_group_is(make: Make, tmp_path: Path) -> None:
     directory = make()
     assert cgroups.directory(GROUP) == str(directory)
     assert cgroups.directory("/") == str(tmp_path / "unified")
+    # A plain directory with hierarchies of version 1, which have groups of the same name.
     (tmp_path / "none" / GROUP[1:]).mkdir(parents=True)
+    (tmp_path / "none" / GROUP[1:] / "cgroup.procs").touch()
+    assert cgroups.directory("/") == str(tmp_path / "unified")
+    assert cgroups.directory(GROUP) == str(directory)
+    (tmp_path / "none" / GROUP[1:] / "cgroup.controllers").touch()
     assert cgroups.directory(GROUP) == str(tmp_path / "none" / GROUP[1:])
 
 
@@ -112,26 +120,26 @@ def test_processor_time(make: Make) -> None:
 
 
 def test_counters_keep_what_they_read_last(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = make(memory_events="low 9\nhigh 8\nmax 7\noom 2\noom_kill 1\n", pids_events="max 5\n")
+    directory = make(memory_events="low 9\nhigh 8\nmax 7\noom 2\noom_kill 1\n")
     with Counters(GROUP) as counters:
-        assert counters.read() == Counts(2, 1, 5)
-        (directory / "pids.events").write_text("max 6\n")
-        assert counters.read() == Counts(2, 1, 6)
+        assert counters.read() == Counts(1)
+        (directory / "memory.events").write_text("oom 2\noom_kill 2\n")
+        assert counters.read() == Counts(2)
 
         def gone(fd: int, count: int, position: int) -> bytes:
             raise OSError(errno.ENODEV, "")
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "pread", gone)
-            assert counters.read() == Counts(2, 1, 6)
+            assert counters.read() == Counts(2)
         counters.close()
-        assert counters.read() == Counts(2, 1, 6)
+        assert counters.read() == Counts(2)
 
 
 def test_counters_of_a_machine_without_controllers(make: Make) -> None:
     make(pids_events="max 3\n")
     with Counters(GROUP) as counters:
-        assert counters.read() == Counts(0, 0, 3)
+        assert counters.read() == Counts(0)
 
 
 def test_a_watch_calls_once_and_not_while_it_is_made() -> None:

@@ -148,6 +148,7 @@ def test_who_is_left_in_the_control_group(
     inner = group / "worker-0123456789ab.scope"
     inner.mkdir(parents=True)
     (group / "cgroup.procs").write_text("")
+    (group / "cgroup.controllers").write_text("")
     (inner / "cgroup.procs").write_text("4\n5\n")
     (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     told = refusal(hosting.end, stage, "a1", runtime_dir)

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _ROOTS: Final = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 """Where the hierarchy is, and where it is on a machine that also has version 1."""
 
+_MEMORY: Final = "memory.events"
+
+_MARK: Final = "cgroup.controllers"
+"""What every control group of version 2 has, the topmost one included, and none of version 1."""
+
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 """What opening and reading a file of a control group that has gone, or is just going, ends with."""
 
@@ -38,7 +43,9 @@ def directory(cgroup: str) -> str | None:
     # A process outside of this cgroup namespace shows as `/../...`.
     if not cgroup.startswith("/") or ".." in cgroup.split("/"):
         return None
-    return next((found for root in _ROOTS if path.isdir(found := f"{root}{cgroup}".rstrip("/"))), None)
+    # On a machine that also has version 1 the first place is a plain directory with one hierarchy in each of its own.
+    found = (f"{root}{cgroup}".rstrip("/") for root in _ROOTS)
+    return next((each for each in found if path.exists(f"{each}/{_MARK}")), None)
 
 
 def members(cgroup: str) -> list[int]:
@@ -159,18 +166,13 @@ class Watch:
 
 
 class Counts(NamedTuple):
-    """How often a control group, or one below it, came to a limit of its own.
+    """What came of the limits of a control group and of those below it: `oom_kill` processes were killed for memory."""
 
-    `oom` counts how often memory ran out, `oom_kill` the processes killed for it, `tasks_max` the forks refused.
-    """
-
-    oom: int = 0
     oom_kill: int = 0
-    tasks_max: int = 0
 
 
 class Counters:
-    """What came of the limits of a control group, through descriptors that are kept open.
+    """What came of the limits of a control group, through a descriptor that is kept open.
 
     A controller that is not there counts nothing. The kernel forgets the numbers with the group, so `read` answers
     then what it answered last; call it when a `Watch` calls, and once in a while before.
@@ -178,32 +180,30 @@ class Counters:
 
     def __init__(self, cgroup: str) -> None:
         found = directory(cgroup)
-        self._files: dict[str, int] = {}
+        self._fd = -1
         self._last = Counts()
-        for name in ("memory.events", "pids.events") if found is not None else ():
+        if found is not None:
             with contextlib.suppress(OSError):
-                self._files[name] = os.open(f"{found}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = os.open(f"{found}/{_MEMORY}", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> Counts:
         """The counts, which never go back."""
-        if not self._files:
+        if self._fd < 0:
             return self._last
-        found: dict[str, int] = {}
-        for name, fd in self._files.items():
-            try:
-                found |= {f"{name}:{key}": value for key, value in _flat(os.pread(fd, 4096, 0).decode()).items()}
-            except OSError as error:
-                if error.errno not in _GONE:
-                    raise HostError("cgroup_unreadable", "the counters cannot be read", name) from error
-                return self._last
-        keys = ("memory.events:oom", "memory.events:oom_kill", "pids.events:max")
-        self._last = Counts(*(found.get(key, 0) for key in keys))
+        try:
+            found = _flat(os.pread(self._fd, 4096, 0).decode())
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise HostError("cgroup_unreadable", "the counters cannot be read", _MEMORY) from error
+            return self._last
+        self._last = Counts(found.get("oom_kill", 0))
         return self._last
 
     def close(self) -> None:
         """Give the descriptors back; a second time is of no effect."""
-        while self._files:
-            os.close(self._files.popitem()[1])
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def __enter__(self) -> Self:
         return self

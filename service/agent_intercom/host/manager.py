@@ -181,11 +181,6 @@ class Manager:
             raise
         return True
 
-    def transient(self, name: str, properties: Mapping[str, Variant], timeout: float = JOB_TIMEOUT) -> None:
-        """Make the unit `name` and start it (StartTransientUnit); waits and raises like `start`."""
-        given = list(properties.items())
-        self._job(name, timeout, "StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", given, [])
-
     def reset_failed(self, unit: str) -> bool:
         """Forget that a unit has failed; False where none of that name is loaded."""
         try:

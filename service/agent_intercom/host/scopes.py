@@ -31,12 +31,6 @@ from agent_intercom.host.manager import (
     Variant,
 )
 
-UNIT_EXISTS: Final = f"{SYSTEMD}.UnitExists"
-"""The name of the error for a unit name that was used before."""
-
-NOT_SUPPORTED: Final = "org.freedesktop.DBus.Error.NotSupported"
-"""The name of the error of `freeze` where the kernel or the hierarchy has no freezer."""
-
 FREEZE_TIMEOUT: Final = 5.0
 
 _UNIT: Final = f"{SYSTEMD}.Unit"
@@ -148,7 +142,7 @@ class Scopes:
         The child must not have been waited for, and still be in the control group of this process: a second scope
         unit for a process would take it out of the first one without a word. `timeout` is in seconds.
 
-        Raises NotPlaced, JobFailed, and ManagerRefused, UNIT_EXISTS among its names. The unit is stopped again
+        Raises NotPlaced, JobFailed, and ManagerRefused, also for a name that was used before. The unit is stopped again
         where it did not come about as asked; the process is the caller's to end. After ManagerUnreachable, or where the
         caller is cancelled, it may be there or not.
         """
@@ -190,7 +184,7 @@ class Scopes:
     async def freeze(self, unit: str) -> bool:
         """Freeze every process of a unit, and wait until they are; False where none is loaded.
 
-        Raises ManagerRefused with the name NOT_SUPPORTED where there is no freezer. RuntimeMaxUSec= counts meanwhile.
+        Raises ManagerRefused where there is no freezer. RuntimeMaxUSec= counts meanwhile.
         """
         return await self._of_loaded("FreezeUnit", "s", unit, timeout=FREEZE_TIMEOUT)
 

@@ -96,7 +96,7 @@ def test_a_part_of_the_table_is_as_the_contract_has_it() -> None:
     assert (State.PROVISIONING, State.READY) not in TABLE
     assert (State.READY, State.WAITING) not in TABLE
     assert (State.UNREACHABLE, State.READY) not in TABLE
-    assert (State.STALLED, State.PAUSED) not in TABLE
+    assert (State.UNREACHABLE, State.PAUSED) not in TABLE
     for ended in (State.FAILED, State.LOST, State.STOPPED):
         assert [to for before, to in TABLE if before is ended] == [ended]
         assert all((live, ended) in TABLE for live in lifecycle.LIVE)
@@ -230,8 +230,9 @@ def test_a_start_under_the_same_key_is_the_same_start_for_a_day(stage: Stage) ->
     worker = stage.start(SESSION, name="tester", key="k")
     wanted = Wanted("command", name="tester", key="k")
     assert stage.it.start(SESSION, wanted, stage.now + DAY - 1) == (worker, True)
-    with refused(Code.CONFLICT, "key"):
-        stage.it.start(SESSION, wanted._replace(role="other"), stage.now)
+    for other in (wanted._replace(role="other"), wanted._replace(order_digest="of another command")):
+        with refused(Code.CONFLICT, "key"):
+            stage.it.start(SESSION, other, stage.now)
     stage.end(stage.begin(worker))
     again = stage.it.start(SESSION, wanted, stage.now + DAY)
     assert not again.repeated

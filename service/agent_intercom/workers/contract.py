@@ -49,7 +49,7 @@ def scope_unit(incarnation: str) -> str:
 
 
 class State(StrEnum):
-    """The states of section 2.2."""
+    """The states of section 2.2, but for `stalled`: nothing here tells a worker that hangs from one that thinks."""
 
     PROVISIONING = "provisioning"
     REGISTERING = "registering"
@@ -57,7 +57,6 @@ class State(StrEnum):
     WORKING = "working"
     WAITING = "waiting"
     PAUSED = "paused"
-    STALLED = "stalled"
     BLOCKED = "blocked"
     UNREACHABLE = "unreachable"
     FAILED = "failed"
@@ -155,7 +154,6 @@ class Limits(NamedTuple):
     live_in_run: int = 16
     live: int = 64
     jobs: int = 32
-    tree: int = 64
     events: int = 500
     candidates: int = 128
     depth: int = 32

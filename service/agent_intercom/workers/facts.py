@@ -110,14 +110,8 @@ class Facts(Table):
             moved = lifecycle.move(worker, State.UNREACHABLE, Evidence.FAILURE, now, str(reason))
             self._put(moved, "unreachable", reason)
 
-    def stalled(self, incarnation: str, reason: str, now: int) -> None:
-        """A worker that could work does not do what it should. `reason` is a code."""
-        worker = self._current(incarnation)
-        if worker is not None and worker.state in lifecycle.PAUSABLE:
-            self._put(lifecycle.move(worker, State.STALLED, Evidence.STALLED, now, str(reason)), "stalled", reason)
-
     def reattached(self, incarnation: str, now: int) -> None:
-        """An incarnation is proved to be there, after a restart of ours or after `unreachable` or `stalled`."""
+        """An incarnation is proved to be there, after a restart of ours or after `unreachable`."""
         worker = self._current(incarnation)
         if worker is None:
             return

@@ -27,20 +27,16 @@ class Evidence(StrEnum):
     TURN_SETTLED = "turn_settled"
     PAUSED = "intentional_pause"
     RESUMED = "parked_resume"
-    STALLED = "controller_liveness_stalled"
-    RECOVERED = "controller_liveness_recovered"
     BLOCKED = "blocker_detected"
     CLEARED = "blocker_cleared"
-    FENCED = "stop_fenced"
     FAILURE = "failure_observed"
     STOPPED = "stop_observed"
     RECONNECTED = "connectivity_recovered"
-    NEW_GENERATION = "new_generation_provisioned"
 
 
 LIVE: Final = frozenset(State) - TERMINAL
 PAUSABLE: Final = frozenset({State.REGISTERING, State.READY, State.WORKING, State.WAITING})
-_INTERRUPTING: Final = frozenset({State.PAUSED, State.STALLED, State.BLOCKED, State.UNREACHABLE})
+_INTERRUPTING: Final = frozenset({State.PAUSED, State.BLOCKED, State.UNREACHABLE})
 
 
 def _table() -> dict[tuple[State, State], Evidence]:
@@ -52,10 +48,8 @@ def _table() -> dict[tuple[State, State], Evidence]:
             table[state, State.UNREACHABLE] = Evidence.FAILURE
             table[state, State.BLOCKED] = Evidence.BLOCKED
     for state in PAUSABLE:
-        table[state, State.STALLED] = Evidence.STALLED
         table[state, State.PAUSED] = Evidence.PAUSED
         table[State.PAUSED, state] = Evidence.RESUMED
-        table[State.STALLED, state] = Evidence.RECOVERED
         table[State.BLOCKED, state] = Evidence.CLEARED
     table[State.PROVISIONING, State.REGISTERING] = Evidence.REGISTRATION_STARTED
     table[State.REGISTERING, State.READY] = Evidence.READINESS
@@ -138,10 +132,8 @@ def advance(worker: Worker, state: State, now: int) -> Worker:
 
 
 def recover(worker: Worker, now: int) -> Worker:
-    """The worker that is proved to be there, in what `unreachable` or `stalled` interrupted."""
+    """The worker that is proved to be there, in what `unreachable` interrupted."""
     before = State(worker.interrupted or State.REGISTERING)
-    if worker.state == State.STALLED:
-        return move(worker, before, Evidence.RECOVERED, now)
     if worker.state != State.UNREACHABLE:
         return worker
     worker = move(worker, State.REGISTERING, Evidence.RECONNECTED, now)

@@ -62,8 +62,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     `name` is its label. `role` and `driver` say what it is for and what drives it. `run` is the run's unit id, `role`
     then one of its roles. `readiness` is `verified` (it spoke to us from inside its unit), `unverified` or empty.
-    `enforced` has the words of `confinement.plan`. `interrupted` is what `blocked`, `paused`, `stalled` and
-    `unreachable` return to. `parent` is the incarnation that started it, `root` the topmost one above it, or its own.
+    `enforced` has the words of `confinement.plan`. `interrupted` is what `blocked`, `paused` and `unreachable`
+    return to. `parent` is the incarnation that started it, `root` the topmost one above it, or its own.
     `idle_ms`, `warning_ms`, `grace_ms` and `runtime_ms` are its lifetimes, 0 being "never". Since `paused_at` its times
     stand still. `ended` is known before the worker has ended where its leader left processes behind, which may stay
     until `children_deadline_at`.

@@ -41,7 +41,8 @@ class Wanted(NamedTuple):
     `name` None: one is made from driver, role and id. `run` and `generation` go together: the unit id of a run, whose
     role it is to be, and the generation that the run's broker gave that role. `directory_digest` is of the directory,
     `within` of it and of each directory above it, which is how it is known without a path whether it is inside another
-    one. Durations are None where the registry's own hold; 0 is "never". `key` makes a repeat the same start.
+    one. Durations are None where the registry's own hold; 0 is "never". `key` makes a repeat the same start, if it is
+    the same in everything: `order_digest` is of what the registry does not know, such as the command.
     """
 
     driver: str
@@ -59,6 +60,7 @@ class Wanted(NamedTuple):
     runtime_ms: int | None = None
     grant: Grant | None = None
     key: str | None = None
+    order_digest: str = ""
 
 
 class Started(NamedTuple):

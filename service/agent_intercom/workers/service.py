@@ -96,7 +96,7 @@ class Service:
             changes = self.registry.take()
             try:
                 self._store.apply(changes)
-            except WorkerError:
+            except BaseException:
                 self.registry.keep(changes)
                 raise
             self._written(changes)
@@ -106,7 +106,8 @@ class Service:
         changes = self.registry.take()
         try:
             self._store.apply(changes)
-        except WorkerError:
+        except BaseException:
+            # A fault of ours too: what is not stored was not made.
             self.registry.revert(changes)
             raise
         self._written(changes)
@@ -122,6 +123,9 @@ class Service:
                 self.journal.emit(Event.STORE_DEGRADED, code=error.code)
             self._behind = True
             return
+        except BaseException:
+            self.registry.keep(changes)
+            raise
         self._written(changes)
 
     def _written(self, changes: Changes) -> None:

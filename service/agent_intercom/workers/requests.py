@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 _FIELD: Final = re.compile(r" - at `\$?\.?([A-Za-z0-9_.\[\]]*)`$")
 _NAMED: Final = re.compile(r"field `([A-Za-z0-9_]+)`")
 _SCOPE: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
+_SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+
+_BYTES: Final = frozenset({"command", "directory", "environment", "writable"})
+"""Parameters that are what the kernel is given, which need not be text: Python has such bytes as lone surrogates."""
+
+_WORDS: Final = frozenset({"role", "driver", "key"})
+"""Parameters that are stored and shown as they are."""
+
+_WORD_LENGTH: Final = 80
 
 
 class Claim(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,6 +93,7 @@ class Requests:
         caller = self._caller(request.caller, origin)
         if self._problem and request.action != "health":
             raise WorkerError(Code.STORE, "the registry of workers cannot be used; see `orchestrate doctor`", "store")
+        _check(request.params)
         params = _params(request.params, kind)
         if changes:
             self._service.ready()
@@ -98,7 +108,10 @@ class Requests:
         scope = claim.scope or None
         if scope is not None and _SCOPE.fullmatch(scope) is None:
             raise WorkerError(Code.INVALID, "the scope id is not valid", contract.SCOPE_ENVIRONMENT)
-        return Caller(scope=scope, session=claim.session or None, override=claim.override)
+        session = claim.session or None
+        if session is not None and _SESSION.fullmatch(session) is None:
+            raise WorkerError(Code.INVALID, "the session id is not valid", "session")
+        return Caller(scope=scope, session=session, override=claim.override)
 
 
 async def _while_there(work: Awaitable[dict[str, Any]], peer: Peer) -> dict[str, Any]:
@@ -120,6 +133,31 @@ def _decoded(payload: bytes) -> Request:
         raise WorkerError(Code.INVALID, "a request is one JSON object", "") from error
     except msgspec.ValidationError as error:
         raise _wrong(error, "") from None
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Raise WorkerError where a text is one that can be neither stored nor given to the kernel."""
+    for name, value in given.items():
+        if not _encodes(value, "surrogateescape" if name in _BYTES else "strict"):
+            raise WorkerError(Code.INVALID, "it is no text: a character is only half of one", _shown(name))
+        if name in _WORDS and isinstance(value, str) and not (len(value) <= _WORD_LENGTH and value.isprintable()):
+            raise WorkerError(Code.INVALID, f"it is at most {_WORD_LENGTH} printable characters", name)
+
+
+def _encodes(value: object, errors: str) -> bool:
+    """Whether all texts in a JSON value, names included, can be written as UTF-8."""
+    if isinstance(value, dict):
+        return all(_encodes(each, errors) for pair in value.items() for each in pair)
+    if isinstance(value, list):
+        return all(_encodes(each, errors) for each in value)
+    try:
+        return not isinstance(value, str) or value.encode("utf-8", errors) is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _shown(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else "params"
 
 
 def _params(given: dict[str, Any], kind: type[msgspec.Struct]) -> msgspec.Struct:

@@ -11,32 +11,7 @@ import pytest
 
 from tests.system.test_orch_hosting import Hosting
 from tests.system.wire import Door, until
-
-LIBRARY = "/usr/lib/agent-intercom"
-SOCKET, SERVICE = "orchestrate-workers.socket", "orchestrate-workers.service"
-SCOPE = "scope-canary-0f5b7a"
-TOKEN = "environment-canary-91c2"
-
-# What is printed last is the answer of the test.
-_ASK = """
-import json, os, sys, time
-from agent_intercom.workers.client import from_environment
-from agent_intercom.workers.errors import WorkerError
-def ask(action, params=None, scope="scope-canary-0f5b7a"):
-    try:
-        return client.request(action, params or {}, scope=scope)
-    except WorkerError as error:
-        return {"error": str(error.code), "text": error.text, "field": error.field}
-def start(*command, **more):
-    given = {"PATH": "/usr/bin:/bin", "TOKEN": "environment-canary-91c2"}
-    return ask("start", {"command": list(command), "directory": "/home/alice", "environment": given, **more})
-def wait(worker, until="end", ms=20_000):
-    return ask("wait", {"worker": worker, "until": until, "timeout_ms": ms})["worker"]
-with from_environment(os.environ) as client:
-    values = {"ask": ask, "start": start, "wait": wait}
-    exec(sys.argv[1], globals())
-print(json.dumps(told))
-"""
+from tests.system.workerbed import SCOPE, SERVICE, TOKEN, Workers, working
 
 # The worker service, killed at one step of the first start or stop after which `killed` is there.
 _KILLED = """
@@ -89,55 +64,10 @@ sys.exit(serve.main([]))
 """
 
 
-class Workers:
-    """What alice asks of her worker service, and what there is of her workers."""
-
-    def __init__(self, bed: Any) -> None:
-        self.bed = bed
-
-    def ask(self, script: str) -> Any:
-        """What `told` is after a script, which has `ask`, `start` and `wait`."""
-        return json.loads(self.bed.python("alice", _ASK, script).splitlines()[-1])
-
-    def units(self) -> list[str]:
-        """The scope units of workers, and the slice that they are in."""
-        command = "systemctl --user list-units --all --plain --no-legend 'worker-*.scope' orchestrate-workers.slice"
-        return [line.split()[0] for line in self.bed.as_user("alice", command).stdout.splitlines()]
-
-    def processes(self, word: str) -> list[int]:
-        """The processes of alice's that have a word in their command line."""
-        found = self.bed.run(["pgrep", "-u", "alice", "-f", word], check=False).stdout
-        return [int(pid) for pid in found.split()]
-
-    def files(self) -> list[str]:
-        """What is in the places and the scratch directories of workers."""
-        found = self.bed.as_user(
-            "alice",
-            'find "$XDG_RUNTIME_DIR/agent-intercom/worker" ~/.local/state/agent-intercom/workers -mindepth 1',
-            check=False,
-        )
-        return found.stdout.splitlines()  # type: ignore[no-any-return]
-
-    def main_pid(self) -> int:
-        return int(self.bed.show("alice", SERVICE, "MainPID"))
-
-    def kill_service(self) -> None:
-        """SIGKILL, as from the kernel; and wait for the next one."""
-        before = self.main_pid()
-        self.bed.as_user("alice", ["systemctl", "--user", "kill", "--kill-who=main", "--signal=KILL", SERVICE])
-        until(lambda: self.main_pid() not in (0, before), "the worker service is back")
-
-    def nothing_left(self) -> None:
-        until(lambda: self.units() == [], "no unit is left")
-        assert self.files() == []
-
-
 @pytest.fixture
 def workers(bed: Any) -> Iterator[Workers]:
-    bed.enable("alice", SOCKET)
-    found = Workers(bed)
-    yield found
-    bed.as_user("alice", f"systemctl --user stop {SOCKET} {SERVICE} orchestrate.slice 'worker-*.scope'", check=False)
+    with working(bed) as found:
+        yield found
     bed.as_user("alice", "rm -rf ~/.config/systemd/user/orchestrate-workers.service.d", check=False)
 
 

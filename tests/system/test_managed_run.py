@@ -116,10 +116,13 @@ class Line:
         return Path(self.bed.root, "sys/fs/cgroup", name[1:])
 
     def processes(self, cgroup: Path) -> set[int]:
-        """Everybody in a control group and below it, by the testbed's own ids."""
+        """Everybody in a control group and below it, by the testbed's own ids; nobody in one that is gone."""
         where = f"/{cgroup.relative_to(self.bed.root)}"
-        told = self.bed.run(f"find {where} -name cgroup.procs -exec cat {{}} + 2>/dev/null", check=False).stdout
-        return {int(pid) for pid in told.split()}
+        # A group below it may go while it is looked at; whoever is there is found by the next look.
+        script = f"if cd {where}; then find . -name cgroup.procs -exec cat {{}} + || :; echo looked; else echo gone; fi"
+        *pids, last = self.bed.run(script).stdout.split()
+        assert last == "looked" or (last == "gone" and not cgroup.exists()), last
+        return set(map(int, pids))
 
     def seen(self, name: str) -> Path:
         path: Path = self.bed.root / "home/alice/seen" / name
@@ -220,6 +223,7 @@ def test_whoever_is_killed_nobody_survives_the_run_and_nobody_else_is_touched(li
     units = {"broker": f"orchestrate@{data['unit']}.service", "service": "orchestrate-workers.service"}
     bridge = int(bed.run(f"ps -o ppid= -p {waits}").stdout)
     victims = {"worker": [waits], "bridge": [bridge], "shim": [scope["pid"]]}
+    assert {waits, bridge} <= line.processes(group)
     for name in [whom] if whom != "all" else ["worker", "broker", "service", "shim"]:
         if name in units:
             bed.as_user("alice", f"systemctl --user kill --kill-who=main --signal=KILL {units[name]}")
@@ -232,11 +236,22 @@ def test_whoever_is_killed_nobody_survives_the_run_and_nobody_else_is_touched(li
         assert line.workers()["implementer"]["pid"] == scope["pid"]
     elif whom == "service":
         assert line.workers()["implementer"]["active"] == "active"
-    elif whom in {"bridge", "shim"}:
+    elif whom == "worker":
+        # Its bridge is there for the next one, and has told that this one ended without a report.
+        until(lambda: role(line, "implementer")["state"] == "waiting", "a role that waits")
+        assert line.workers()["implementer"]["active"] == "active" and waits not in line.processes(group)
+    else:
         until(lambda: line.workers()["implementer"]["active"] == "inactive", "the truth about it")
+    assert line.workers()["reviewer"]["active"] == "active"
+    assert line.processes(group)
     bed.as_user("alice", f"systemctl --user stop orchestrate-{data['unit']}.slice")
     assert line.processes(group) == set()
     until(lambda: line.json("list")["sessions"] == [], "a run that is gone")
+    after = line.json("status", SESSION)
+    assert after["live"] is False and not any(row["connected"] for row in after["broker"]["roles"])
+    ended = {worker["role"]: worker for worker in line.json("worker", "list", "--all", "--history")["workers"]}
+    assert {worker["state"] for worker in ended.values()} <= {"stopped", "failed", "lost"} and len(ended) == 2
+    assert ended["reviewer"]["stop_reason"] == "run-ended"
     assert bed.show("alice", "probe-other.service", "ActiveState") == "active"
     bed.as_user("alice", "systemctl --user stop probe-other.service")
 

@@ -160,7 +160,7 @@ def transient(name: str, *command: str, timeout: float = 30, **more: Any) -> str
         **more,
     }
     unit = f"probe-{name}.service"
-    call = ("StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", list(properties.items()), [])
+    call: tuple[Any, ...] = ("StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", list(properties.items()), [])
     return f"manager._job({unit!r}, {timeout}, *{call!r})"
 
 
@@ -250,7 +250,7 @@ def test_a_worker_is_in_a_scope_unit_in_the_slice_of_its_run(hosting: Hosting) -
     assert f"/orchestrate.slice/{run.slice}/{name}" in group
     limits = hosting.bed.run(["cat", f"/proc/{pid}/limits"]).stdout
     (core,) = [line.split()[4:6] for line in limits.splitlines() if line.startswith("Max core")]
-    assert core == ["0", "0"]
+    assert core == ["1", "1"]
     # It talks to nobody, so no broker was started for it.
     assert hosting.ask("hosting.broker(manager, unit).active", run.unit) == "inactive"
     run.connect()

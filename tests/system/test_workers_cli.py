@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.system.conftest import Bed
+from tests.system.wire import until
 
 UNITS = ("orchestrate-workers.socket", "orchestrate-workers.service", "orchestrate-workers.slice")
 SCOPE = "scope-0123456789abcdef"
@@ -55,8 +56,8 @@ def test_a_worker_from_its_start_to_its_end(bed: Bed) -> None:
     assert told(bed, "pause", started["id"][:6])["worker"]["state"] == "paused"
     assert told(bed, "resume", "review")["worker"]["state"] != "paused"
     assert told(bed, "rename", "review", "audit")["worker"]["name"] == "audit"
-    output = told(bed, "logs", "audit", "--output")["output"]
-    assert output.startswith("Look.\n") and "/home/alice/no" in output
+    until(lambda: "/home/alice/no" in told(bed, "logs", "audit", "--output")["output"], "it has printed all")
+    assert told(bed, "logs", "audit", "--output")["output"].startswith("Look.\n")
     assert not (bed.root / "home/alice/no").exists()
     assert fleet(bed, "stop", id="audit")["code"] == "worker_not_found"
     assert told(bed, "wait", "audit", "--timeout", "1ms", code=1)["code"] == "timed_out"

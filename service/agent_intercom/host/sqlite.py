@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stores of both brokers ask of SQLite alike: how it is opened, and what its errors mean.
+"""What the stores of the brokers and of the worker service ask of SQLite alike: how it is opened and written, and what
+its errors mean.
 
-The module imports `apsw` (about 10 ms); a broker imports it only with its store.
+The module imports `apsw` (about 10 ms); who has a store imports it only with that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from typing import Final
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final, TypeVar
 
 import apsw
 
@@ -17,7 +20,7 @@ FULL: Final = "STATE_FULL"
 IO: Final = "STATE_IO"
 BUSY: Final = "STATE_BUSY"
 LOCKED: Final = "STATE_LOCKED"
-"""Codes that both stores have; for `code_of` they are what they say."""
+"""Codes that every store has; for `code_of` they are what they say."""
 
 DAMAGED: Final = "damaged"
 CONSTRAINT: Final = "constraint"
@@ -39,6 +42,8 @@ _OF_ERRNO: Final = {
     errno.ENOTDIR: LINK,
 }
 
+_T = TypeVar("_T")
+
 
 def connect(name: str, vfs: str | None) -> apsw.Connection:
     """A connection to the file `name`, of which nothing is read yet, and which believes nothing that the file says.
@@ -58,6 +63,36 @@ def connect(name: str, vfs: str | None) -> apsw.Connection:
         close(db)
         raise
     return db
+
+
+def settle(db: apsw.Connection) -> None:
+    """Have what is written last, references minded and nothing put beside the file. Raises apsw.Error."""
+    for setting in ("synchronous = FULL", "foreign_keys = ON", "temp_store = MEMORY"):
+        db.execute(f"PRAGMA {setting}")
+
+
+def transaction(
+    db: apsw.Connection,
+    begin: str,
+    work: Callable[[apsw.Connection], _T],
+    translated: Callable[[apsw.Connection], AbstractContextManager[None]],
+) -> _T:
+    """What `work` returns, in a transaction that is rolled back if anything fails.
+
+    `begin` is the statement that begins it. `translated` makes an error of SQLite's one of the store's; it does so
+    before anything is rolled back, while the connection still knows the system's own error.
+    """
+    try:
+        with translated(db):
+            db.execute(begin)
+            result = work(db)
+            db.execute("COMMIT")
+            return result
+    finally:
+        # A rollback that fails ends the transaction too; the next one rolls back first what a journal tells of.
+        if db.in_transaction:
+            with contextlib.suppress(apsw.Error):
+                db.execute("ROLLBACK")
 
 
 def close(db: apsw.Connection) -> None:

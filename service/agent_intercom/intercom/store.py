@@ -308,9 +308,7 @@ class Store:
         if not new and (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
             raise StoreError(DATABASE_DAMAGED)
         db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA foreign_keys = ON")
-        db.execute("PRAGMA temp_store = MEMORY")
+        sqlite.settle(db)
         if new:
             db.execute("PRAGMA journal_mode = WAL")
             return 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import TypeVar
 
 import apsw
 
-from agent_intercom.host import sqlite
+from agent_intercom.host import privatefiles, sqlite
 from agent_intercom.orchestration import contract, rows, schema
 
 LOCK_SUFFIX = ".lock"
@@ -171,17 +170,7 @@ def _apply(db: apsw.Connection, changes: Sequence[rows.Change]) -> None:
 
 def _transaction(db: apsw.Connection, begin: str, work: Callable[[apsw.Connection], _T]) -> _T:
     """What `work` returns, in a transaction that is rolled back if anything fails. Raises StoreError."""
-    try:
-        with _translated(db):
-            db.execute(begin)
-            result = work(db)
-            db.execute("COMMIT")
-            return result
-    finally:
-        # A rollback that fails ends the transaction too; the next one finds a journal and rolls back first.
-        if db.in_transaction:
-            with contextlib.suppress(apsw.Error):
-                db.execute("ROLLBACK")
+    return sqlite.transaction(db, begin, work, _translated)
 
 
 # Opening
@@ -210,11 +199,7 @@ def _make(path: str) -> bool:
     """Make the file `path`, empty and 0600; False where there is a file already. Raises StoreError."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE, 0o600))
-        directory = os.open(paths.dirname(path), os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        privatefiles.sync_directory(paths.dirname(path))
     except FileExistsError:
         _check(path)
         return False
@@ -231,24 +216,11 @@ def _remove(path: str) -> None:
 def _take_lock(path: str) -> int:
     """Lock the file `path` (0600), making it where it is missing; the descriptor holds the lock. Raises StoreError."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _SAFE, 0o600)
-    except OSError as error:
-        raise _of_system(error) from error
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise StoreError(STATE_UNUSABLE)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return privatefiles.lock(path)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise StoreError(sqlite.LOCKED) from error
     except OSError as error:
-        os.close(descriptor)
         raise _of_system(error) from error
-    except StoreError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _connect(path: str, vfs: str | None) -> apsw.Connection:
@@ -257,9 +229,7 @@ def _connect(path: str, vfs: str | None) -> apsw.Connection:
         db = sqlite.connect(path, vfs)
         try:
             db.set_busy_timeout(OPENING_TIMEOUT_MS)
-            db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA foreign_keys = ON")
-            db.execute("PRAGMA temp_store = MEMORY")
+            sqlite.settle(db)
         except apsw.Error:
             sqlite.close(db)
             raise

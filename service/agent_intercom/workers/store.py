@@ -188,9 +188,7 @@ def _opened(db: apsw.Connection) -> tuple[Loaded, dict[str, tuple[str, int]]]:
     if not new and (application, version) != (schema.APPLICATION_ID, schema.VERSION):
         raise StoreError(DAMAGED)
     db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA temp_store = MEMORY")
+    sqlite.settle(db)
     db.execute("PRAGMA journal_mode = WAL")
     if new:
         _transaction(db, lambda db: db.execute(schema.CREATE))
@@ -259,17 +257,7 @@ def _changed_one(db: apsw.Connection) -> None:
 
 def _transaction(db: apsw.Connection, work: Callable[[apsw.Connection], _T]) -> _T:
     """What `work` returns, in a transaction that is rolled back if anything fails. Raises StoreError."""
-    try:
-        with _translated(db):
-            db.execute("BEGIN IMMEDIATE")
-            result = work(db)
-            db.execute("COMMIT")
-            return result
-    finally:
-        # A rollback that fails ends the transaction too.
-        if db.in_transaction:
-            with contextlib.suppress(apsw.Error):
-                db.execute("ROLLBACK")
+    return sqlite.transaction(db, "BEGIN IMMEDIATE", work, _translated)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import agent_intercom
 from agent_intercom.cli.orchestrate import pruning
-from agent_intercom.orchestration import inventory, removal, rundir
+from agent_intercom.orchestration import removal, rundir
 from agent_intercom.orchestration.errors import Refusal
 from tests.unit.orchcli import Home
 from tests.unit.test_orch_pruning import age, half_made, make, root_of
@@ -214,9 +215,98 @@ def test_only_runs_are_measured_and_not_without_end(home: Home, monkeypatch: pyt
     data = home.json("prune", "--keep", "0").data
     assert measured == [str(run)]
     assert data["runs"] == [] and data["kept"]["held"] == {"endless": 1}
-    deep = run / "sessions" / "/".join("d" * (removal.MAX_DEPTH + 2))
+
+
+def test_what_lies_deep_is_removed_with_few_descriptors(home: Home) -> None:
+    """Whoever may write in a run cannot have it kept by that."""
+    run = make(home, "a", "r", 40)
+    deep = run / "sessions" / "/".join("d" * (3 * removal.MAX_DEPTH))
     deep.mkdir(parents=True)
-    assert real(str(run), inventory.MAX_ENTRIES).endless
+    (deep / "file").touch()
+    age(run, 40)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * removal.MAX_DEPTH, limits[1]))
+    try:
+        assert home.json("prune", "--keep", "0", "--yes").data["runs"][0]["removed"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not run.parent.exists()
+
+
+# Imported before, because the interpreter may be where only root gets.
+UNPRIVILEGED = f"""\
+import codecs, ctypes, os, shutil, sys
+codecs.lookup("ascii")
+from agent_intercom.orchestration import removal
+from agent_intercom.workers import places
+if os.geteuid() == 0:
+    os.chown(sys.argv[1], {NOBODY}, {NOBODY})
+    os.setgroups([])
+    os.setgid({NOBODY})
+    os.setuid({NOBODY})
+    # /proc/self is the user's own again (PR_SET_DUMPABLE of prctl(2)).
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+"""
+
+CLOSED = """\
+base = sys.argv[1]
+for number in range(2):
+    os.makedirs(f"{base}/run/state/{number}/in")
+    open(f"{base}/run/state/{number}/in/file", "w").close()
+open(f"{base}/run/manifest.json", "w").close()
+os.chmod(f"{base}/run/state/0/in", 0)
+os.chmod(f"{base}/run/state/0", 0o500)
+os.chmod(f"{base}/run/state/1", 0)
+weighed = removal.weigh(f"{base}/run", 100)
+print(weighed.closed, weighed.endless, weighed.crosses)
+removal.remove(f"{base}/run")
+print(os.listdir(base))
+"""
+
+SWAPPED = """\
+base = sys.argv[1]
+os.makedirs(f"{base}/victim/src")
+open(f"{base}/victim/src/work", "w").close()
+os.chmod(f"{base}/victim", 0o755)
+scratch = f"{base}/scratch"
+os.makedirs(f"{scratch}/a/src/in")
+os.chmod(f"{scratch}/a/src", 0)
+def swap(event, arguments):
+    if event == "os.chmod" and not os.path.islink(f"{scratch}/a"):
+        os.rename(f"{scratch}/a", f"{scratch}/moved")
+        os.symlink(f"{base}/victim", f"{scratch}/a")
+sys.addaudithook(swap)
+places.remove(scratch)
+print(os.listdir(f"{base}/victim/src"), oct(os.stat(f"{base}/victim").st_mode & 0o777))
+while os.path.lexists(scratch) and not places.remove(scratch):
+    pass
+print(os.listdir(f"{base}/victim/src"), os.listdir(base))
+"""
+
+
+def _unprivileged(code: str, directory: str) -> list[str]:
+    """What a program prints that modes of files count for."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNPRIVILEGED + code, directory], stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(agent_intercom.__file__).parents[1])},
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def own() -> Iterator[str]:
+    """A directory that an unprivileged user reaches."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as directory:
+        yield directory
+
+
+def test_directories_that_their_owner_has_closed_hold_no_run(own: str) -> None:
+    assert _unprivileged(CLOSED, own) == ["False False False", "[]"]
+
+
+def test_a_directory_that_becomes_a_link_while_it_is_removed_leads_nowhere(own: str) -> None:
+    """Neither what the link leads to is removed, nor its mode changed."""
+    assert _unprivileged(SWAPPED, own) == ["['work'] 0o755", "['work'] ['victim']"]
 
 
 def test_a_session_that_cannot_be_read_is_passed_over_and_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ proc(5) to be of the same mount: a bind mount has the device of what it shows.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -19,7 +20,10 @@ from typing import Final
 from agent_intercom.orchestration import rootscan
 
 MAX_DEPTH: Final = 64
-"""How many directories may lie in one another; no run of ours has more than a few."""
+"""How many directories are open at a time while one in another is removed; no run of ours has more than a few."""
+
+_MAX_PASSES: Final = 4_096
+"""How often what was too deep is looked at again, while somebody may still add to it."""
 
 _LAST: Final = "manifest.json"
 """What tells whose directory it is, and so stays until everything else is gone."""
@@ -28,6 +32,7 @@ _MOUNTINFO: Final = "/proc/self/mountinfo"
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 _MOUNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 _ENTER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def mounted_in(directories: Iterable[str]) -> set[str]:
@@ -53,13 +58,11 @@ def remove(directory: str) -> None:
     outer = os.open(above, _ENTER)
     try:
         aside = name if rootscan.is_removing(name) else rootscan.removing(name)
-        inner = os.open(name, _ENTER, dir_fd=outer)
+        inner = _entered(name, outer, _mount(outer))
         try:
-            if _mount(inner) != _mount(outer):
-                raise _crossing()
             if aside != name:
                 os.rename(name, aside, src_dir_fd=outer, dst_dir_fd=outer)
-            _empty(inner, _mount(inner), 0)
+            _Emptying(inner).run(_LAST)
         finally:
             os.close(inner)
         os.rmdir(aside, dir_fd=outer)
@@ -67,25 +70,100 @@ def remove(directory: str) -> None:
         os.close(outer)
 
 
-def _empty(descriptor: int, mount: tuple[int, str], depth: int) -> None:
-    """Remove everything in an open directory."""
-    if depth > MAX_DEPTH:
-        raise OSError(errno.ELOOP, "directories lie in one another too deep")
-    with os.scandir(descriptor) as scan:
-        entries = [(item.name, item.is_dir(follow_symlinks=False)) for item in scan]
-    entries.sort(key=lambda entry: depth == 0 and entry[0] == _LAST)
-    for name, is_directory in entries:
-        if not is_directory:
-            os.unlink(name, dir_fd=descriptor)
-            continue
-        below = os.open(name, _ENTER, dir_fd=descriptor)
+def clear(directory: str) -> None:
+    """Remove whatever is at a path, under its name; nothing there is no error. Raises OSError, after all was tried.
+
+    Whoever may still write in it can have nothing else removed or changed: nobody but us may write in the directory
+    above it, and no path below that is used.
+    """
+    above, name = path.split(directory)
+    try:
+        outer = os.open(above, _ENTER)
+    except FileNotFoundError:
+        return
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=outer, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=outer)
+                return
+            inner = _entered(name, outer, _mount(outer))
+            try:
+                _Emptying(inner).run()
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=outer)
+    finally:
+        os.close(outer)
+
+
+class _Emptying:
+    """Removes everything in the open directory `top`, whatever modes its directories have and however deep they lie.
+
+    No more than `MAX_DEPTH` are open at a time: what lies deeper is moved up into `top`.
+    """
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._mount = _mount(top)
+        self._moved = False
+        self._failed: OSError | None = None
+
+    def run(self, last: str = "") -> None:
+        """Do it, the file `last` after everything else. Raises what failed first, after the rest was tried."""
+        for _ in range(_MAX_PASSES):
+            self._moved = False
+            self._empty(self._top, 0, last)
+            if self._failed is not None:
+                raise self._failed
+            if not self._moved:
+                break
+        else:
+            raise OSError(errno.ELOOP, "directories lie in one another too deep")
+        if last:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(last, dir_fd=self._top)
+
+    def _empty(self, descriptor: int, depth: int, kept: str = "") -> None:
+        with os.scandir(descriptor) as scan:
+            entries = [(item.name, item.is_dir(follow_symlinks=False)) for item in scan if item.name != kept]
+        for name, is_directory in entries:
+            try:
+                if is_directory:
+                    self._remove_directory(descriptor, name, depth)
+                else:
+                    os.unlink(name, dir_fd=descriptor)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._failed = self._failed or error
+
+    def _remove_directory(self, outer: int, name: str, depth: int) -> None:
+        inner = _entered(name, outer, self._mount)
         try:
-            if _mount(below) != mount:
-                raise _crossing()
-            _empty(below, mount, depth + 1)
+            if depth == MAX_DEPTH:
+                # Entered before, because it has to be writable to be moved.
+                os.rename(name, f".{os.urandom(16).hex()}.removing", src_dir_fd=outer, dst_dir_fd=self._top)
+                self._moved = True
+                return
+            self._empty(inner, depth + 1)
         finally:
-            os.close(below)
-        os.rmdir(name, dir_fd=descriptor)
+            os.close(inner)
+        os.rmdir(name, dir_fd=outer)
+
+
+def _entered(name: str, outer: int, mount: tuple[int, str]) -> int:
+    """Open a directory by its name in an open one; one of ours is opened to its owner first. Raises OSError."""
+    found = os.open(name, _LOOK, dir_fd=outer)
+    try:
+        if _mount(found) != mount:
+            raise _crossing()
+        entry = os.fstat(found)
+        if stat.S_IMODE(entry.st_mode) & 0o700 != 0o700 and entry.st_uid == os.geteuid():
+            # That of the descriptor: by its name it may be another by now. fchmod(2) takes none of O_PATH.
+            os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(".", _ENTER, dir_fd=found)
+    finally:
+        os.close(found)
 
 
 def _mount(descriptor: int) -> tuple[int, str]:
@@ -112,7 +190,8 @@ class Weighed:
     """What lies in a directory: the bytes of its files, when the newest was changed, and what prevents its removal.
 
     `crosses`: another file system is in it. `closed`: something in it is another user's, or may not be changed.
-    `endless`: there is more than was looked at, so that the other members do not tell everything.
+    `endless`: there are more names than were looked at, so that the other members do not tell everything. Nor do they
+    of directories that their owner, who is this user, has closed, or that lie too deep: they can be removed.
     """
 
     __slots__ = ("closed", "crosses", "endless", "newest", "size")
@@ -126,21 +205,23 @@ def weigh(directory: str, limit: int) -> Weighed:
     """Look at no more than `limit` names in `directory` and below it. Raises FileNotFoundError where it is gone."""
     found, top = Weighed(), os.lstat(directory)
     user = os.geteuid()
-    waiting = [(directory, 0)]
+    found.closed = top.st_uid != user
+    waiting = [(directory, 0, top.st_mode)]
     while waiting and not found.endless:
-        where, depth = waiting.pop()
-        found.closed |= not os.access(where, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+        where, depth, mode = waiting.pop()
+        own = mode & stat.S_IRWXU == stat.S_IRWXU
+        found.closed |= own and not os.access(where, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
         try:
             scan = os.scandir(where)
         except OSError:
             if where == directory and not path.lexists(directory):
                 raise
-            found.closed = True
+            found.closed |= own
             continue
         with scan:
             for item in scan:
                 limit -= 1
-                if limit < 0 or depth > MAX_DEPTH:
+                if limit < 0:
                     found.endless = True
                     break
                 try:
@@ -152,8 +233,8 @@ def weigh(directory: str, limit: int) -> Weighed:
                     # The device of other files is no sign: overlay file systems tell that of the layer.
                     if entry.st_dev != top.st_dev:
                         found.crosses = True
-                    else:
-                        waiting.append((item.path, depth + 1))
+                    elif depth < MAX_DEPTH:
+                        waiting.append((item.path, depth + 1, entry.st_mode))
                     continue
                 found.size += entry.st_size if stat.S_ISREG(entry.st_mode) else 0
                 found.newest = max(found.newest, entry.st_mtime)

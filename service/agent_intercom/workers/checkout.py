@@ -21,6 +21,7 @@ from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import removal
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 
@@ -150,25 +151,10 @@ def make(source: str, scratch: str) -> Checkout:
         os.close(lock)
 
 
-def discard(directory: str) -> None:
-    """Remove the directory, whatever modes it and what is in it have; no link is followed. Raises OSError."""
-    if path.islink(directory) or path.isfile(directory):
-        os.unlink(directory)
-    if not path.lexists(directory):
-        return
-    os.chmod(directory, 0o700)
-    for place, names, _ in os.walk(directory):
-        for name in names:
-            inner = path.join(place, name)
-            if not path.islink(inner):
-                os.chmod(inner, 0o700)
-    shutil.rmtree(directory)
-
-
 def _make(source: str, scratch: str) -> Checkout:
     new, old, place = (path.join(scratch, name) for name in (_NEW, _OLD, NAME))
     for rest in (new, old):
-        discard(rest)
+        removal.clear(rest)
     top = _top(source)
     if top is None and _below(scratch, source):
         # Nobody tells what of all that is a project: this may be a whole home.
@@ -184,9 +170,9 @@ def _make(source: str, scratch: str) -> Checkout:
             os.rename(place, old)
         os.rename(new, place)
     except BaseException:
-        discard(new)
+        removal.clear(new)
         raise
-    discard(old)
+    removal.clear(old)
     directory = path.join(place, path.relpath(source, top)) if top not in {None, source} else place
     return Checkout(place, path.normpath(directory), tree.files, tree.links, tree.left_out)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from os import path
 from typing import Final
@@ -168,16 +167,16 @@ def worker_ids(runtime_dir: str) -> list[str]:
 def remove(directory: str) -> bool:
     """Remove a place or a scratch directory with all that is in it; whether nothing of it is left.
 
-    Links in it are removed and not followed; directories that were closed are opened first.
+    Links in it are removed and not followed; directories that were closed are opened first. Whoever may write in it
+    and lives can keep that from its end: remove it when the worker and all below it have ended.
     """
-    if path.islink(directory) or not path.isdir(directory):
-        with contextlib.suppress(OSError):
-            os.unlink(directory)
-        return not path.lexists(directory)
-    import shutil  # few commands remove anything
+    from agent_intercom.orchestration import removal  # few commands remove anything
 
-    shutil.rmtree(directory, onerror=_open_and_retry)
-    return not path.lexists(directory)
+    try:
+        removal.clear(directory)
+    except OSError:
+        return False
+    return True
 
 
 def scratch_of(state_dir: str, incarnation: str) -> str:
@@ -245,21 +244,6 @@ def _names(directory: str) -> list[str]:
         return sorted(os.listdir(directory))
     except OSError:
         return []
-
-
-def _open_and_retry(function: object, name: str, _: object) -> None:
-    """Give the owner all rights to what could not be entered or emptied, and try once more."""
-    for step in (path.dirname(name), name):
-        with contextlib.suppress(OSError):
-            if stat.S_ISDIR(os.lstat(step).st_mode):
-                os.chmod(step, 0o700)
-    with contextlib.suppress(OSError):
-        if path.isdir(name) and not path.islink(name):
-            import shutil
-
-            shutil.rmtree(name, ignore_errors=True)
-        else:
-            os.unlink(name)
 
 
 def _checked(number: str) -> str:

@@ -162,6 +162,7 @@ class Actions:
             runtime_ms=durations.runtime_ms,
             grant=asked.grant,
             key=asked.key,
+            order_digest=orders.digest_of(place),
         )
         started = self._registry.start(caller, wanted, now_ms())
         if started.repeated:

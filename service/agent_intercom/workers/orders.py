@@ -8,10 +8,13 @@ a worker of a run is started with, `runworker` reads where the run keeps it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from os import path
 from typing import Final
+
+from msgspec.structs import asdict
 
 from agent_intercom.host.manager import Variant
 from agent_intercom.workers import confinement, contract, environment, places
@@ -29,6 +32,11 @@ FRESH_ENVIRONMENT: Final = "AGENT_INTERCOM_FRESH"
 def digest(text: str) -> str:
     """What stands in the registry for a text that may not."""
     return hashlib.sha256(os.fsencode(text)).hexdigest()
+
+
+def digest_of(place: Place) -> str:
+    """The same for all that a worker is started with but its task, so that a repeat is told from another start."""
+    return digest(json.dumps(asdict(place), sort_keys=True))
 
 
 def within(directory: str) -> tuple[str, ...]:

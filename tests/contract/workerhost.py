@@ -104,6 +104,12 @@ class StandIn:
 
     def changes(self, callback: Callable[[str, str, str, str], None]) -> None: ...
 
+    def returned(self, callback: Callable[[], None]) -> None: ...
+
+    async def states(self, pattern: str) -> dict[str, Any]:
+        units = [directory.name for directory in self._root.iterdir() if directory.is_dir()]
+        return {unit: state for unit in units if (state := await self.state(unit)) is not None}
+
     async def start(self, unit: str, pid: int, properties: Mapping[str, Any], timeout: float) -> Any:
         from agent_intercom.host.scopes import Started
 

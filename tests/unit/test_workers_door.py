@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
 
+from agent_intercom.wire.errors import WireError
+from agent_intercom.workers import contract
+from agent_intercom.workers.contract import Limits
 from agent_intercom.workers.listening import Origin, Peer
 from agent_intercom.workers.requests import Requests
 from agent_intercom.workers.terms import Changes
+from tests.unit import workerstage
 from tests.unit.test_workers_service import SCOPE, Run, Stage, run
 
 __all__ = ["run"]
@@ -99,5 +105,62 @@ def test_a_fault_while_a_fact_is_written_down_keeps_the_fact(run: Run) -> None:
             stage.service.record()
         stage.service._store = good
         assert [row.id for row in stage.registry.take().workers] == [worker["id"]]
+
+    run(body)
+
+
+def test_an_answer_that_is_too_long_is_told_as_that(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(stage: Stage) -> None:
+        await stage.start()
+        monkeypatch.setattr(contract, "MAX_FRAME", 300)
+        answer = await asked(stage, "list", {"all": True})
+        assert (answer["id"], answer["error"]["code"]) == ("a" * 32, "limit_reached")
+
+    run(body)
+
+
+def test_a_connection_does_not_outlive_an_answer_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            peer = Peer(Origin(1, None), _endless, lambda _: None)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: peer, theirs)
+            await asyncio.get_running_loop().sock_sendall(ours, b"\0\0\0\1x")
+            async with asyncio.timeout(20):
+                assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
+            assert peer._task is not None
+            with pytest.raises(WireError):
+                await peer._task
+
+    monkeypatch.setattr(contract, "MAX_FRAME", 300)
+    asyncio.run(body())
+
+
+async def _endless(*_: Any) -> bytes:
+    return b"x" * 301
+
+
+def test_of_those_that_have_ended_the_last_are_listed_and_the_others_counted() -> None:
+    stage = workerstage.Stage(Limits(listed=2))
+    live = stage.run()
+    ended = []
+    for _ in range(4):
+        stage.now += 1
+        ended.append(stage.end(stage.run()).id)
+    listed = stage.it.list(workerstage.PERSON, stage.now, history=True)
+    assert [worker.id for worker in listed.workers] == [live.id, *ended[2:]]
+    assert listed.more == 2
+
+
+def test_no_more_are_pruned_at_once_than_can_be_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(stage: Stage) -> None:
+        for _ in range(3):
+            stage.registry.lost((await stage.start())["incarnation"], 1)
+        monkeypatch.setattr(contract, "Limits", lambda: Limits(listed=2))
+        first = await stage.ask("prune", acknowledge=True)
+        assert (len(first["pruned"]), first["more"]) == (2, 1)
+        second = await stage.ask("prune", acknowledge=True)
+        assert (len(second["pruned"]), second["more"]) == (1, 0)
 
     run(body)

@@ -219,8 +219,8 @@ def test_listing_gives_ones_own_and_with_everyone_what_may_be_seen(stage: Stage)
 def test_what_ended_long_ago_is_only_counted(stage: Stage) -> None:
     worker = stage.end(stage.run())
     assert stage.it.list(PERSON, stage.now + DAY - 1).workers == (worker,)
-    assert stage.it.list(PERSON, stage.now + DAY) == ((), 1)
-    assert stage.it.list(PERSON, stage.now + DAY, history=True) == ((worker,), 0)
+    assert stage.it.list(PERSON, stage.now + DAY) == ((), 1, 0)
+    assert stage.it.list(PERSON, stage.now + DAY, history=True) == ((worker,), 0, 0)
 
 
 # Keys

@@ -156,6 +156,7 @@ class Limits(NamedTuple):
     jobs: int = 32
     events: int = 500
     candidates: int = 128
+    listed: int = 500
     depth: int = 32
     granted: int = 10_000
     starts: int = 240

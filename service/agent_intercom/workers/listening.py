@@ -148,13 +148,13 @@ class Peer(asyncio.Protocol):
             if len(self._waiting) <= _MAX_WAITING and self._transport is not None and not self._stopped:
                 self._transport.resume_reading()
             try:
-                answer = await self._handler(payload, self.origin, self)
+                answer = pack(await self._handler(payload, self.origin, self), contract.MAX_FRAME)
             except BaseException:
                 # The handler answers with every fault that it knows; this one is told by whoever looks at the task.
                 self.abort()
                 raise
             if self._transport is not None:
-                self._transport.write(pack(answer, contract.MAX_FRAME))
+                self._transport.write(answer)
                 await self._room.wait()
 
 

@@ -65,7 +65,7 @@ class Looking:
 
     async def _list(self, caller: Caller, asked: List) -> dict[str, Any]:
         listed = self._registry.list(caller, now_ms(), everyone=asked.all, history=asked.history)
-        return {"workers": [told(worker) for worker in listed.workers], "hidden": listed.hidden}
+        return {"workers": [told(worker) for worker in listed.workers], "hidden": listed.hidden, "more": listed.more}
 
     async def _status(self, caller: Caller, asked: Status) -> dict[str, Any]:
         worker = self._registry.find(caller, asked.worker)

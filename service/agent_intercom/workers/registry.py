@@ -124,7 +124,8 @@ class Registry(Starting, Retention):
     def list(self, caller: Caller, now: int, *, everyone: bool = False, history: bool = False) -> Listed:
         """The caller's own workers, with `everyone` all that it may see; inside a worker always its subtree.
 
-        Those that ended longer ago than `recent_ms` are only counted, except with `history`.
+        Those that ended longer ago than `recent_ms` are only counted, except with `history`, and of those that have
+        ended no more than `Limits.listed` are given, the last that were made.
         """
         me = self._me(caller)
         shown, hidden = [], 0
@@ -136,4 +137,6 @@ class Registry(Starting, Retention):
                 shown.append(worker)
             else:
                 hidden += 1
-        return Listed(tuple(shown), hidden)
+        ended = [worker.id for worker in shown if not lifecycle.alive(worker)]
+        older = frozenset(ended[: -self._limits.listed])
+        return Listed(tuple(worker for worker in shown if worker.id not in older), hidden, len(older))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent_intercom.workers import places, strays
+from agent_intercom.workers import contract, places, strays
 from agent_intercom.workers.answers import told
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
@@ -65,8 +65,12 @@ class Removing:
 
     async def _prune(self, caller: Caller, asked: Prune) -> dict[str, Any]:
         claimed = self._registry.prune(caller, asked.worker, asked.all, asked.acknowledge, now_ms())
-        gone, errors = await self._delete(claimed)
-        return {"pruned": gone, "errors": errors}
+        # What was removed is told in one answer, which has an end.
+        now, later = claimed[: contract.Limits().listed], claimed[contract.Limits().listed :]
+        for worker in later:
+            self._registry.unclaim(worker.id)
+        gone, errors = await self._delete(now)
+        return {"pruned": gone, "errors": errors, "more": len(later)}
 
     async def _cleanup(self, caller: Caller, asked: Cleanup) -> dict[str, Any]:
         found = self._registry.cleanup(caller, now_ms())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -53,7 +53,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     """A request. `id` comes back in its answer."""
 
     version: int
-    id: str
+    id: Annotated[str, msgspec.Meta(max_length=128)]
     action: str
     params: dict[str, Any]
     caller: Claim = msgspec.field(default_factory=Claim)
@@ -77,13 +77,16 @@ class Requests:
                 text = f"the worker service speaks version {contract.PROTOCOL_VERSION}: restart it after an upgrade"
                 raise WorkerError(Code.INVALID, text, "version")
             result = await self._carry_out(request, origin, peer)
+            answer = codec.encode({"version": contract.PROTOCOL_VERSION, "id": number, "ok": True, "result": result})
+            if len(answer) > contract.MAX_FRAME:
+                raise WorkerError(Code.LIMIT, "it is done, but the answer is longer than an answer may be", "answer")
+            return answer
         except WorkerError as error:
             known = action if action in self._actions.known else "unknown"
             inside = origin.worker is not None
             self._service.journal.emit(Event.WORKER_REQUEST_REFUSED, action=known, code=str(error.code), inside=inside)
             fault = {"code": str(error.code), "text": error.text, "field": error.field}
             return codec.encode({"version": contract.PROTOCOL_VERSION, "id": number, "ok": False, "error": fault})
-        return codec.encode({"version": contract.PROTOCOL_VERSION, "id": number, "ok": True, "result": result})
 
     async def _carry_out(self, request: Request, origin: Origin, peer: Peer) -> dict[str, Any]:
         found = self._actions.known.get(request.action)

@@ -103,10 +103,14 @@ class Due(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """What `list` answers: the workers, oldest first, and how many ended ones are left out for their age."""
+    """What `list` answers: the workers, oldest first, and how many ended ones are left out for their age.
+
+    `more` is how many of those that were asked for are left out because there are so many: the first that were made.
+    """
 
     workers: tuple[Worker, ...]
     hidden: int
+    more: int = 0
 
 
 class Candidates(NamedTuple):

@@ -592,6 +592,14 @@ def test_a_pause_goes_back_to_what_it_interrupted(stage: Stage) -> None:
     assert stage.get(worker).state == State.WORKING
 
 
+def test_a_grace_of_nothing_is_no_end(stage: Stage) -> None:
+    worker = stage.run(idle_ms=60 * MINUTE, grace_ms=0, warning_ms=10 * MINUTE, runtime_ms=0)
+    assert (worker.idle_deadline_at, worker.checkpoint_deadline_at) == (stage.now + 60 * MINUTE, None)
+    (due,) = stage.it.due(stage.now + DAY)
+    assert due.work == Work.CHECKPOINT and stage.it.checkpoint(due, stage.now + DAY) is not None
+    assert stage.it.next_due() == stage.now + DAY + 5 * MINUTE
+
+
 @pytest.mark.parametrize("field", ["idle_ms", "warning_ms", "grace_ms", "runtime_ms"])
 def test_a_duration_is_never_negative(stage: Stage, field: str) -> None:
     with refused(Code.INVALID, field):

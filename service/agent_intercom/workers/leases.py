@@ -3,7 +3,8 @@
 
 With A the last activity, I `idle_ms`, W `warning_ms`, R `retry_ms`, G `grace_ms` and L `lease_ms`: the idle deadline
 is A+I, the checkpoint deadline A+I+G, the lease ends at min(now+L, A+I). From A+I-W on the worker is asked for a
-checkpoint, again after each R, and at A+I+G it is ended. While it is paused all of these stand still, and its runtime.
+checkpoint, again after each R, and at A+I+G it is ended: never where I or G is 0. While it is paused all of these stand
+still, and its runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def touch(worker: Worker, now: int, lease_ms: int) -> Worker:
         updated_at=now,
         idle_deadline_at=idle,
         lease_expires_at=_lease(now, lease_ms, idle),
-        checkpoint_deadline_at=None if idle is None else idle + worker.grace_ms,
+        checkpoint_deadline_at=idle + worker.grace_ms if idle is not None and worker.grace_ms else None,
         checkpoint_requested_at=None,
         checkpoint_attempted_at=None,
         checkpoint_attempts=0,
@@ -139,7 +140,7 @@ def expiry(worker: Worker) -> tuple[int, StopReason] | None:
 def next_checkpoint(worker: Worker, retry_ms: int) -> int | None:
     """When a worker is to be asked for a checkpoint next; None: not as things are."""
     idle, deadline = worker.idle_deadline_at, worker.checkpoint_deadline_at
-    if _standing(worker) or idle is None or deadline is None or worker.state == State.BLOCKED:
+    if _standing(worker) or idle is None or worker.state == State.BLOCKED:
         return None
     last = worker.checkpoint_attempted_at
     if last is None:
@@ -148,4 +149,4 @@ def next_checkpoint(worker: Worker, retry_ms: int) -> int | None:
         due = last + retry_ms
     else:
         return None
-    return due if due < deadline else None
+    return due if deadline is None or due < deadline else None

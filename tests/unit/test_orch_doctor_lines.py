@@ -62,6 +62,18 @@ def test_a_worker_that_has_failed(machine: Home, monkeypatch: pytest.MonkeyPatch
     assert told["failed-units"][2].endswith("then: `systemctl --user reset-failed 'orchestrate*'`")
 
 
+def test_a_worker_that_is_paused(machine: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(machine, "team", "r1", 0)
+    still = unit("reviewer", 2, "active", "success")._replace(paused=True)
+    say(monkeypatch, well(machine, workers={"teamr1": [unit("implementer", 3, "active", "success"), still]}))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place(machine, run))
+        listener.listen()
+        told = checks(machine)["paused-worker"]
+    assert told[:2] == ("warn", "team: the worker of reviewer is paused")
+    assert told[2] == "`orchestrate worker resume teamr1/reviewer` has it go on"
+
+
 @pytest.mark.parametrize(
     ("abi", "state", "words"), [(0, "warn", "no Landlock"), (1, "warn", "but-truncation"), (7, "ok", "files-read-only")]
 )

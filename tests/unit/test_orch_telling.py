@@ -14,6 +14,7 @@ import pytest
 
 from agent_intercom.cli.orchestrate import looking, steps
 from agent_intercom.orchestration import budget, rootscan, rows, standing
+from agent_intercom.workers import pauses
 from tests.unit.homeruns import SESSION, TEAM, Runs, change
 from tests.unit.orchcli import Home
 from tests.unit.orchrows import NOW, event, role
@@ -203,6 +204,28 @@ def test_a_worker_that_was_killed(home: Home, runs: Runs, monkeypatch: pytest.Mo
     assert "worker: reviewer has ended, by signal 9\n" in told
     assert found["next"][0]["command"] == f"orchestrate restart {SESSION} --role reviewer --yes"
     assert row.removesuffix(str(home.project)).rstrip()[-1].isalpha() and "reviewer" in row
+
+
+def test_a_worker_that_is_paused(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = role("implementer", state="active", connected=True, active_assignment_id="b" * 32)
+    directory = runs.make(SESSION, ID, works)
+    units(monkeypatch, implementer="active", reviewer="active", probe="active")
+    _, found = looking._units(None)  # type: ignore[arg-type]
+    for each in found or ():
+        each["paused"] = each["role"] in {"implementer", "probe"}
+    monkeypatch.setattr(pauses, "roles", lambda runtime_dir, unit: ["implementer"])
+    with runs.alive(directory):
+        unit = home.json("status").data["unit"]
+        told = home.call("status").out.splitlines()
+        listed = home.call("list").out
+        monkeypatch.setattr(pauses, "roles", lambda runtime_dir, unit: [])
+        assert "paused" not in home.call("list").out
+    rows_ = {line.split()[0]: line for line in told if line}
+    assert "paused" in rows_["implementer"] and "paused" in rows_["probe"] and "paused" not in rows_["reviewer"]
+    assert "now: waiting for a person: implementer paused" in told and "at work" not in "".join(told)
+    assert "waiting for a person: implementer paused" in listed
+    assert f"next: to have implementer go on: orchestrate worker resume {unit}/implementer" in told
+    assert f"next: to have probe go on: orchestrate worker resume {unit}/probe" in told
 
 
 def test_where_words_can_be_read(home: Home, runs: Runs) -> None:

@@ -25,6 +25,7 @@ from agent_intercom.tui.source import Reading, RunSource
 from agent_intercom.tui.terminal import HEARD, Signals, Size, Terminal, is_screen, style_of
 from agent_intercom.tui.text import Style
 from agent_intercom.tui.view import UNAVAILABLE, Life
+from agent_intercom.workers import pauses
 from tests.unit import orchrows
 from tests.unit.orchrows import NOW
 from tests.unit.tuistage import FACTS, event, role, snapshot, works
@@ -290,6 +291,36 @@ def test_only_what_may_be_new_is_a_reason(directory: Path, store: Store) -> None
         reasons()
         directory.rmdir()
         assert any(reasons())
+
+
+def test_that_a_worker_is_paused_is_told_by_its_control_group(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "group"
+    group.mkdir()
+    events = group / "cgroup.events"
+    events.write_text("populated 1\nfrozen 0\n")
+    monkeypatch.setattr(pauses, "directories", lambda runtime_dir, unit: {"probe": str(group)} if unit == "a1" else {})
+    source = RunSource(entry(directory)._replace(unit="a1"), {"XDG_RUNTIME_DIR": str(tmp_path)})
+    with inotify.Inotify() as kernel:
+        source.watch(kernel)
+        assert source.read().paused == []
+        kernel.read()
+        events.write_text("populated 1\nfrozen 1\n")
+        assert any(source.heard(each) for each in kernel.read())
+        assert source.read().paused == ["probe"]
+        (group / "cgroup.procs").write_text("")
+        assert not any(source.heard(each) for each in kernel.read())
+        # The worker ends, and another has another group.
+        shutil.rmtree(group)
+        assert any([source.heard(each) for each in kernel.read()])
+        assert source.read().paused == []
+        group.mkdir()
+        events.write_text("frozen 1\n")
+        assert source.read().paused == ["probe"]
+        kernel.read()
+        events.write_text("frozen 0\n")
+        assert any(source.heard(each) for each in kernel.read())
 
 
 def test_that_the_directory_went_is_seen_while_its_files_are_open(directory: Path, store: Store) -> None:

@@ -159,6 +159,16 @@ def test_one_works_and_another_is_waited_for() -> None:
     assert (found.worker, found.waiting, found.tone) == ("implementer", "waiting for probe to connect", Tone.ACTIVE)
 
 
+def test_one_that_is_paused_waits_for_a_person() -> None:
+    found = snapshot(works("implementer", "implementation", activity="tool"), role("reviewer"))
+    made = view.make(found, FACTS, [], Life.LIVE, paused=["implementer"])
+    assert made.now == Now("", "", 0, "waiting for a person: implementer paused", Tone.WARNING)
+    assert (made.roles[0].state, made.roles[0].phase, made.roles[0].tone) == ("paused", "", Tone.WARNING)
+    made = view.make(found, FACTS, [], Life.LIVE, paused=["reviewer"])
+    assert (made.now.worker, made.now.waiting, made.roles[1].state) == ("implementer", "", "paused")
+    assert view.make(found, FACTS, [], Life.STOPPED, paused=["implementer"]).roles[0].state == "active"
+
+
 def test_nobody_works_in_a_run_that_is_stopped() -> None:
     """Whatever the database says: it keeps the last that was known."""
     made = shown(works("implementer", "plan"), role("reviewer"), life=Life.STOPPED)

@@ -7,13 +7,15 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_intercom.host import cgroups, processes
 from agent_intercom.host.manager import Manager, ManagerRefused
 from agent_intercom.orchestration import runtime
-from agent_intercom.workers import hosted, places
+from agent_intercom.workers import hosted, pauses, places
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 
@@ -139,3 +141,33 @@ def test_of_whom_it_is_that_something_is_told() -> None:
     )
     with pytest.raises(WorkerError, match="the worker probe did not stop: it is not there"):
         hosted.stop_role(client, "a1", "probe")
+
+
+@pytest.mark.parametrize(
+    ("freezer", "paused"), [("running", False), ("freezing", True), ("frozen", True), ("thawing", False), (None, False)]
+)
+def test_one_that_is_paused(where: str, freezer: str | None, paused: bool) -> None:
+    stage = Stage()
+    unit = worker(where, "probe", "0123456789ab")
+    stage.scopes[unit] = UP | ({"FreezerState": freezer} if freezer else {})
+    (found,) = hosted.workers(stage, where, "a1")
+    assert found.paused is paused and found.as_json()["paused"] is paused
+    stage.scopes[unit] = {"ActiveState": "inactive", "SubState": "dead", "Result": "success", "FreezerState": "frozen"}
+    assert not hosted.workers(stage, where, "a1")[0].paused
+
+
+def test_whoever_looks_is_told_by_the_kernel_who_is_paused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {77: "/u/worker-0123456789ab.scope", 78: "/u/worker-0123456789ff.scope"}
+    monkeypatch.setattr(processes, "cgroup_of", groups.get)
+    monkeypatch.setattr(cgroups, "directory", lambda group: f"{where}{group}")
+    worker(where, "probe", "0123456789ab")
+    events = Path(where, "u/worker-0123456789ab.scope/cgroup.events")
+    assert pauses.roles(where, "a1") == [], "it is gone"
+    events.parent.mkdir(parents=True)
+    events.write_text("populated 1\nfrozen 0\n")
+    assert pauses.roles(where, "a1") == []
+    events.write_text("populated 1\nfrozen 1\n")
+    assert pauses.roles(where, "a1") == ["probe"]
+    # The process that has this number now is in another unit.
+    groups[77] = groups[78]
+    assert pauses.roles(where, "a1") == [] == pauses.roles(where, "a2")

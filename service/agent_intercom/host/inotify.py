@@ -12,6 +12,9 @@ import struct
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+MODIFY: Final = 0x2
+"""What a file has in it is another; also told of some files of the kernel's own, such as cgroup.events."""
+
 CLOSE_WRITE: Final = 0x8
 """A file that was open for writing was closed, by its process or by that one's death."""
 

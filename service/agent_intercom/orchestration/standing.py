@@ -7,7 +7,7 @@ that has ended nothing is awaited.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from agent_intercom.orchestration.contract import IMPLEMENTER, AssignmentState, RoleState, Workflow
@@ -19,6 +19,7 @@ CONNECTION: Final = "connection"
 ACCEPTANCE: Final = "acceptance"
 REPORT: Final = "report"
 RESTART: Final = "restart"
+PAUSED: Final = "paused"
 MESSAGE: Final = "message"
 CONTINUATION: Final = "continuation"
 REDELIVERY: Final = "redelivery"
@@ -26,6 +27,7 @@ DECISION: Final = "decision"
 
 _PHRASES: Final = {
     MESSAGE: "waiting for a person: {roles} stopped without a report",
+    PAUSED: "waiting for a person: {roles} paused",
     REDELIVERY: "waiting for a person: what {roles} did is uncertain",
     CONTINUATION: "waiting for a person: continue, or stop; the limit of repair rounds is reached",
     DECISION: "waiting for a person",
@@ -37,7 +39,7 @@ _PHRASES: Final = {
 }
 """By what has to come, in the order in which it is told: what a person has to do, who works, who is missing."""
 
-_BY_PERSONS: Final = frozenset({MESSAGE, REDELIVERY, CONTINUATION, DECISION})
+_BY_PERSONS: Final = frozenset({MESSAGE, PAUSED, REDELIVERY, CONTINUATION, DECISION})
 _BEGINNING: Final = frozenset({Workflow.STARTING, Workflow.CONNECTING})
 _SETTLED: Final = frozenset({RoleState.IDLE, RoleState.DISCONNECTED})
 
@@ -63,10 +65,11 @@ class Awaited(NamedTuple):
         return self.what in _BY_PERSONS
 
 
-def awaited(shown: Snapshot, begun: Mapping[str, str] | None = None) -> list[Awaited]:
+def awaited(shown: Snapshot, begun: Mapping[str, str] | None = None, paused: Collection[str] = ()) -> list[Awaited]:
     """What a run waits for, what persons have to do first; empty where it is ready.
 
-    `begun` has when the active assignment of a role was made, as far as somebody knows.
+    `begun` has when the active assignment of a role was made, as far as somebody knows; `paused` are the roles whose
+    worker stands still until a person resumes it.
     """
     workflow = shown["workflow"]
     state, changed = workflow["state"], workflow.get("updated_at")
@@ -81,6 +84,9 @@ def awaited(shown: Snapshot, begun: Mapping[str, str] | None = None) -> list[Awa
         what = _of(row, expected=state in _BEGINNING or (idle and state != Workflow.NEEDS_ATTENTION))
         if what is not None:
             role = row["role"]
+            if role in paused and what != REDELIVERY:
+                found.append(Awaited(role, PAUSED, None))
+                continue
             since = (begun or {}).get(role) if what in {REPORT, ACCEPTANCE} else None
             found.append(Awaited(role, what, since or row["updated_at"]))
     if state == Workflow.UNCERTAIN and not any(each.what == REDELIVERY for each in found):

@@ -74,6 +74,7 @@ class Picture:
         self.view: View | None = None
         self._snapshot: view.Snapshot | None = None
         self._over: Sequence[str] = ()
+        self._paused: Sequence[str] = ()
         self._events: list[rows.Event] = []
         self._commands: dict[str, str] = {}
 
@@ -83,9 +84,15 @@ class Picture:
         kept = {each.delivery_id for each in self._events}
         self._commands = {k: v for k, v in {**self._commands, **reading.commands}.items() if k in kept}
         if reading.snapshot is not None:
-            self._snapshot, self._over = reading.snapshot, reading.over
+            self._snapshot, self._over, self._paused = reading.snapshot, reading.over, reading.paused
         made = view.make(
-            self._snapshot, reading.facts, self._events, reading.life, over=self._over, commands=self._commands
+            self._snapshot,
+            reading.facts,
+            self._events,
+            reading.life,
+            over=self._over,
+            commands=self._commands,
+            paused=self._paused,
         )
         self.view = made if reading.snapshot is not None else view.unreadable(made)
         return self.view

@@ -17,6 +17,7 @@ from agent_intercom.host import inotify
 from agent_intercom.orchestration import contract, manifest, reader, rows, runs, runtime, snapshot
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import CONTROL, Facts, Life, Model, Snapshot
+from agent_intercom.workers import pauses
 
 _NAMES: Final = {
     contract.DATABASE: inotify.DELETE | inotify.MOVED_TO,
@@ -44,7 +45,8 @@ class Reading(NamedTuple):
 
     `events` are those since the reading before, oldest first (the first has the newest few), `lost` how many more
     there were that the run no longer keeps. `over` are who crossed a threshold of the budget: `run`, and roles.
-    `commands` has the actions of the control commands that events are of, by their ids.
+    `commands` has the actions of the control commands that events are of, by their ids; `paused` are the roles whose
+    worker is.
     """
 
     facts: Facts
@@ -54,6 +56,7 @@ class Reading(NamedTuple):
     lost: int
     over: Sequence[str] = ()
     commands: Mapping[str, str] = {}
+    paused: Sequence[str] = ()
 
 
 class RunSource:
@@ -69,12 +72,16 @@ class RunSource:
         self._facts = facts_of(entry.manifest)
         self._lives_in_tmux = entry.unit is None and runs.in_tmux(entry, environ)
         self._places: dict[int, str] = {}
+        self._kernel: inotify.Inotify | None = None
+        self._groups: dict[str, int] = {}
+        """The control groups of workers that are watched, and the numbers of the watches."""
         self._after: int | None = None
         self._restarted = False
         """Whether a role may have another model by now."""
 
     def watch(self, kernel: inotify.Inotify) -> None:
         """Have `kernel` tell of everything that `heard` knows. Raises OSError; what is not there is not watched."""
+        self._kernel = kernel
         self._places[kernel.watch(self.entry.directory, _RUN)] = self.entry.directory
         # As long as somebody has a file of a directory open, the kernel does not tell that the directory itself went.
         above = path.dirname(self.entry.directory)
@@ -86,10 +93,15 @@ class RunSource:
 
     def heard(self, event: inotify.Event) -> bool:
         """Take note of `event`; whether it is a reason to read again."""
+        if event.mask & inotify.IGNORED and event.watch in self._groups.values():
+            self._groups = {group: watch for group, watch in self._groups.items() if watch != event.watch}
+            return True
         if event.mask & (inotify.OVERFLOW | _GONE):
             self._restarted = True
             return True
         place = self._places.get(event.watch)
+        if event.watch in self._groups.values():
+            return event.name == pauses.EVENTS_NAME
         if place == path.dirname(self.entry.directory):
             return event.name == path.basename(self.entry.directory)
         if place != self.entry.directory:
@@ -112,7 +124,7 @@ class RunSource:
             commands = self._commands(events)
         except Refusal:
             return Reading(self._facts, life, None, [], 0)
-        return Reading(self._facts, life, found, events, lost, snapshot.over(overview), commands)
+        return Reading(self._facts, life, found, events, lost, snapshot.over(overview), commands, self._paused())
 
     def life(self) -> Life:
         """Whether the run goes on."""
@@ -125,6 +137,18 @@ class RunSource:
         # A broker that binds for itself removes its address first, and closes it later.
         address = runtime.socket_path(runtime.runtime_dir(self._environ), self.entry.unit)
         return Life.LIVE if path.lexists(address) else Life.STOPPED
+
+    def _paused(self) -> list[str]:
+        """The roles whose worker is paused; from now on the kernel tells when that changes."""
+        if self.entry.unit is None:
+            return []
+        groups = pauses.directories(runtime.runtime_dir(self._environ), self.entry.unit)
+        for group in groups.values():
+            if self._kernel is not None and group not in self._groups:
+                with contextlib.suppress(FileNotFoundError):
+                    self._groups[group] = self._kernel.watch(group, inotify.MODIFY)
+        # Looked at afterwards: what happens now is told.
+        return [role for role, group in groups.items() if pauses.frozen(group)]
 
     def _events(self, latest: int) -> tuple[list[rows.Event], int]:
         after = max(latest - self._first, 0) if self._after is None else self._after

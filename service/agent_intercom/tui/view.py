@@ -178,10 +178,11 @@ def make(
     zone: tzinfo | None = None,
     over: Collection[str] = (),
     commands: Commands | None = None,
+    paused: Collection[str] = (),
 ) -> View:
     """The view of a run. `snapshot` None: nothing could be read yet. `zone` None: times are those of this machine.
 
-    `over` are who crossed a threshold of the budget: `run`, and roles.
+    `over` are who crossed a threshold of the budget: `run`, and roles; `paused` the roles whose worker is.
     """
     if snapshot is None:
         return _nothing(facts, life)
@@ -189,7 +190,10 @@ def make(
     state = workflow["state"]
     live = not life.over
     found = sorted(snapshot["roles"], key=_place)
-    roles = [_role(row, facts.models.get(row["role"]), live, row["role"] in over) for row in found]
+    roles = [
+        _role(row, facts.models.get(row["role"]), live, row["role"] in over, live and row["role"] in paused)
+        for row in found
+    ]
     return View(
         session=facts.session,
         project=facts.project,
@@ -205,7 +209,7 @@ def make(
         total=count(usage["total_tokens"]),
         limit=count(usage["soft_total_tokens"]) if usage["soft_total_tokens"] else "",
         over_budget=bool(usage["soft_total_budget_exceeded"]) or "run" in over,
-        now=_now(snapshot, found, life),
+        now=_now(snapshot, found, life, paused),
         roles=roles,
         events=[event(row, zone, commands) for row in events[-MAX_EVENTS:]],
     )
@@ -306,7 +310,7 @@ def _place(row: Snapshot) -> tuple[int, str]:
     return (ROLES.index(name) if name in ROLES else len(ROLES), name)
 
 
-def _role(row: Snapshot, model: Model | None, live: bool, over: bool) -> RoleView:
+def _role(row: Snapshot, model: Model | None, live: bool, over: bool, paused: bool) -> RoleView:
     assignment = row["assignment"]
     latest = row.get("latest_assignment_usage") or {}
     used = latest.get("usage")
@@ -317,9 +321,9 @@ def _role(row: Snapshot, model: Model | None, live: bool, over: bool) -> RoleVie
     connected = row["connected"] and live
     return RoleView(
         name=row["role"],
-        tone=_ROLE_TONES.get(row["state"], Tone.PLAIN) if live else Tone.MUTED,
+        tone=Tone.WARNING if paused else _ROLE_TONES.get(row["state"], Tone.PLAIN) if live else Tone.MUTED,
         link=f"{'up' if connected else 'down'} g{row['generation']}",
-        state=row["state"],
+        state=standing.PAUSED if paused else row["state"],
         work="" if assignment is None else f"r{assignment['round']} {assignment['kind']}",
         model="" if model is None else f"{model.provider}/{model.model}",
         thinking="" if model is None else model.thinking,
@@ -328,7 +332,7 @@ def _role(row: Snapshot, model: Model | None, live: bool, over: bool) -> RoleVie
         flags=" ".join(filter(None, ("!" if over else "", guardrail))),
         flag_tone=Tone.ERROR if guardrail == "G!" else Tone.WARNING,
         context="" if percent is None else f"{percent:.0f}%",
-        phase=_phase(row),
+        phase="" if paused else _phase(row),
     )
 
 
@@ -337,20 +341,21 @@ def _phase(row: Snapshot) -> str:
     return "" if activity is None else _PHASES.get(activity, words(activity))
 
 
-def _now(snapshot: Snapshot, roles: Sequence[Snapshot], life: Life) -> Now:
+def _now(snapshot: Snapshot, roles: Sequence[Snapshot], life: Life, paused: Collection[str]) -> Now:
     """Who works, and who is waited for. `roles` are those of the snapshot, in the order in which they are shown."""
     state = snapshot["workflow"]["state"]
     if life.over:
         return Now("", "", 0, "nothing is waited for", Tone.MUTED)
     beat = sum(row.get("activity_sequence") or 0 for row in roles)
-    found = standing.awaited({**snapshot, "roles": roles})
+    found = standing.awaited({**snapshot, "roles": roles}, paused=paused)
     at_work = {each.role for each in found if each.what == standing.REPORT}
     busy = [row for row in roles if row["role"] in at_work]
     waiting = standing.told(each for each in found if each.what != standing.REPORT)
     if state == Workflow.READY:
         waiting = "approved; nothing is waited for"
     if not busy:
-        return Now("", "", beat, waiting, _STATE_TONES.get(state, Tone.PLAIN))
+        paused_now = any(each.what == standing.PAUSED for each in found)
+        return Now("", "", beat, waiting, Tone.WARNING if paused_now else _STATE_TONES.get(state, Tone.PLAIN))
     # The one that moved last speaks for all.
     first = max(busy, key=lambda row: row.get("activity_at") or "")
     names = [first["role"], *(row["role"] for row in busy if row is not first)]

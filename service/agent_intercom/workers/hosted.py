@@ -29,6 +29,8 @@ PROGRAMS: Final = ("orchestrate-launcher", BRIDGE)
 
 _MAX_EXIT: Final = 4_096
 _UP: Final = frozenset({"active", "activating", "reloading"})
+_MOVES: Final = frozenset({"running", "thawing"})
+"""What systemd calls FreezerState, of a unit that is not paused."""
 
 
 class Exit(NamedTuple):
@@ -44,7 +46,8 @@ class WorkerUnit(NamedTuple):
 
     `active`, `sub` and `result` are what systemd calls ActiveState, SubState and Result; of one that is gone, `result`
     says how its command ended (`success`, `exit-code`, `signal`), as far as `exit` tells. `pid` is that of the first
-    process in it, 0 where it has ended. `enforced` has the words for what the kernel refuses it.
+    process in it, 0 where it has ended. `enforced` has the words for what the kernel refuses it. `paused`: it runs, and
+    stands still until somebody resumes it.
     """
 
     role: str
@@ -57,6 +60,7 @@ class WorkerUnit(NamedTuple):
     status_text: str
     enforced: tuple[str, ...]
     exit: Exit | None
+    paused: bool = False
 
     @property
     def up(self) -> bool:
@@ -128,6 +132,7 @@ def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
                 "",
                 worker.enforced,
                 ended,
+                active in _UP and scope is not None and scope.get("FreezerState", "running") not in _MOVES,
             )
         )
     return [worker for worker in found if worker.up or worker == _last(found, worker.role)]

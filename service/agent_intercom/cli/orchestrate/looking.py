@@ -23,6 +23,7 @@ from agent_intercom.orchestration.contract import MAX_EVENTS as MAX_RETAINED
 from agent_intercom.orchestration.contract import REVIEWER, Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import CONTROL, count, folded, words
+from agent_intercom.workers import pauses
 
 LEGACY: Final = "legacy-run"
 BUSY: Final = "temporarily-unavailable"
@@ -84,7 +85,8 @@ def status(options: argparse.Namespace) -> Answer:
         over = [] if overview is None else snapshot.over(overview)
     lives = entry.unit is not None or runs.in_tmux(entry, os.environ)
     broker_unit, workers = _units(entry)
-    waiting = standing.awaited(shown, _begun(overview)) if shown and overview and lives else []
+    paused = [worker["role"] for worker in workers or () if worker.get("paused")]
+    waiting = standing.awaited(shown, _begun(overview), paused) if shown and overview and lives else []
     ready = shown is not None and shown["workflow"]["state"] == Workflow.READY
     steps: list[JsonObject] = []
     if entry.unit is not None:
@@ -95,7 +97,14 @@ def status(options: argparse.Namespace) -> Answer:
             if record.harness == harness.COMMAND
         }
         found = next_steps(
-            waiting, entry.session, options.program, ready=ready, down=down, new_id=new_id, printing=printing
+            waiting,
+            entry.session,
+            options.program,
+            ready=ready,
+            down=down,
+            new_id=new_id,
+            printing=printing,
+            paused={role: f"{entry.unit}/{role}" for role in paused},
         )
         steps = list(found)
     files, more_files = _files(entry.directory)
@@ -214,7 +223,8 @@ def _listed(entry: runs.Entry, hosted: Mapping[str, str]) -> tuple[JsonObject, S
         overview, reason = _overview(entry)
         dashboard = snapshot.no_dashboard(reason) if overview is None else snapshot.dashboard(overview)
         if overview is not None:
-            cells = _cells(overview, dashboard, lives)
+            still = [] if entry.unit is None else pauses.roles(runtime.runtime_dir(os.environ), entry.unit)
+            cells = _cells(overview, dashboard, lives, still)
     except Refusal:
         dashboard, reason = snapshot.no_dashboard(BUSY), "unreadable"
     state, round_, tokens, now = cells
@@ -240,8 +250,10 @@ def _listed(entry: runs.Entry, hosted: Mapping[str, str]) -> tuple[JsonObject, S
     return data, (entry.session, entry.run_id, state, round_, up, tokens, now, manifest.project)
 
 
-def _cells(overview: reader.Overview, dashboard: JsonObject, lives: bool) -> tuple[str, str, str, str]:
-    """State, round, tokens, and who has to do what."""
+def _cells(
+    overview: reader.Overview, dashboard: JsonObject, lives: bool, paused: Sequence[str]
+) -> tuple[str, str, str, str]:
+    """State, round, tokens, and who has to do what. `paused` are the roles whose worker is."""
     shown = snapshot.broker(overview)
     tokens = count(dashboard["usage"]["operational_tokens"])
     if snapshot.over(overview):
@@ -249,7 +261,7 @@ def _cells(overview: reader.Overview, dashboard: JsonObject, lives: bool) -> tup
     now = ""
     if lives:
         away = standing.away(shown)
-        now = standing.told(standing.awaited(shown)) or (f"{', '.join(away)} away" if away else "")
+        now = standing.told(standing.awaited(shown, paused=paused)) or (f"{', '.join(away)} away" if away else "")
     return words(dashboard["workflow"]["state"]), str(dashboard["workflow"]["round"]), tokens, now
 
 

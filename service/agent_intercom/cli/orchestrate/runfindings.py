@@ -112,6 +112,10 @@ def failed_units(lying: Lying, found: Systemd, program: str) -> Iterator[Check]:
     """
     for entry in lying.live.entries if lying.live else ():
         for each in found.workers.get(entry.unit or "", ()):
+            if each.paused:
+                hint = f"`{program} worker resume {entry.unit}/{each.role}` has it go on"
+                text = f"{entry.session}: the worker of {each.role} is paused"
+                yield Check("paused-worker", "warn", text, hint)
             if not each.up:
                 hint = f"`{program} restart {entry.session} --role {each.role} --yes` starts another"
                 how = f" ({each.result})" if each.result else ""

@@ -26,6 +26,7 @@ from agent_intercom.orchestration.client_frames import random_id
 from agent_intercom.orchestration.contract import IMPLEMENTER, Code
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.runs import Entry
+from agent_intercom.workers import pauses
 
 _HEX32: Final = re.compile(r"[a-f0-9]{32}")
 
@@ -36,7 +37,11 @@ def send(options: argparse.Namespace) -> Answer:
     entry = targets.live(options.session, options.run, options.role)
     answer = _control(entry, "send", options.role, options.command_id, delivery=options.delivery, message=message)
     data = _data(entry, options.role, answer) | {"sent": True, "delivery": options.delivery}
-    return Answer(data, [_line(answer, options.role, "the message is queued for its worker")])
+    lines = [_line(answer, options.role, "the message is queued for its worker")]
+    if options.role in pauses.roles(runtime.runtime_dir(os.environ), entry.unit or ""):
+        command = f"orchestrate worker resume {entry.unit}/{options.role}"
+        lines.append(f"{options.role}: its worker is paused, and reads it once it is resumed: {command}")
+    return Answer(data, lines)
 
 
 def abort(options: argparse.Namespace) -> Answer:

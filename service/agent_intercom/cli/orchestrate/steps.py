@@ -22,11 +22,13 @@ def steps(
     down: Collection[str],
     new_id: str,
     printing: Mapping[str, str] | None = None,
+    paused: Mapping[str, str] | None = None,
 ) -> Iterator[JsonObject]:
     """What a person can do next: `why`, and the `command` line.
 
     `down` are the roles whose worker we host and whose unit has ended; `new_id` is an id that no command has had;
-    `printing` has the labels of workers of which it is kept what their program prints, by role.
+    `printing` has the labels of workers of which it is kept what their program prints, by role, `paused` those of
+    workers that are paused.
     """
     name = shlex.quote(session)
     found, missing = list(found), [role for role in ROLES if role in down]
@@ -34,6 +36,8 @@ def steps(
     for role, label in (printing or {}).items():
         if role in silent:
             yield _step(f"to read what the program of {role} printed", f"{program} worker logs {label} --output")
+    for role, label in (paused or {}).items():
+        yield _step(f"to have {role} go on", f"{program} worker resume {label}")
     for role in missing:
         yield _step(f"to start {role} again", f"{program} restart {name} --role {role} --yes")
     for each in found:

@@ -286,13 +286,14 @@ def _role(role: Mapping[str, Any], data: Mapping[str, Any], overview: Overview, 
     coming = _coming(role["name"], row, data)
     link = "up" if row["connected"] else "starting" if coming else "away"
     link += f", g{row['generation']}" + (", external" if role["name"] in data["external"] else "")
-    state = "starting" if coming else words(row["state"])
+    paused = any(worker["role"] == role["name"] and worker.get("paused") for worker in data["workers"] or ())
+    state = "starting" if coming else "paused" if paused else words(row["state"])
     soft = shown["usage"]["soft_role_tokens"]
     tokens = count(row["total_tokens"]) + (f" of {count(soft)}" if soft else "")
     return (
         role["name"],
         link if data["live"] else _UNTOLD,
-        state + (f", {words(row['activity'])}" if row["activity"] and active else ""),
+        state + (f", {words(row['activity'])}" if row["activity"] and active and not paused else ""),
         work,
         ago(active.created_at, now_ms) if active and data["live"] else "",
         last,

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from agent_intercom.cli import output
@@ -112,7 +113,7 @@ class JsonLines:
         for row in reading.events:
             _emit({name: getattr(row, name) for name in row.__struct_fields__})
         if reading.snapshot is not None:
-            self._tell(reading.snapshot, reading.life)
+            self._tell(reading.snapshot, reading.life, reading.paused)
         elif self._readable:
             _emit({"event": "unavailable"})
         self._readable = reading.snapshot is not None
@@ -124,13 +125,14 @@ class JsonLines:
 
     let_go = again
 
-    def _tell(self, snapshot: Any, life: Life) -> None:
+    def _tell(self, snapshot: Any, life: Life, paused: Sequence[str]) -> None:
         workflow = {key: snapshot["workflow"][key] for key in ("state", "round", "implementation_flow")}
         keys = ("role", "state", "connected", "generation", "activity", "assignment")
         standing = {
             "life": life.value,
             "workflow": workflow,
             "roles": [{key: role[key] for key in keys} for role in snapshot["roles"]],
+            "paused": list(paused),
         }
         if standing == self._standing and self._readable:
             return

@@ -13,7 +13,7 @@ from agent_intercom.cli.orchestrate import completing
 from agent_intercom.host import manager
 from agent_intercom.workers.contract import EXITS, SOCKET_UNIT, Code
 from tests.unit.orchcli import Home, Said
-from tests.unit.toldservice import ID, SCOPE, Refused, Service, ended, serving, worker
+from tests.unit.toldservice import ID, IDLE, SCOPE, Refused, Service, clock, ended, serving, stand, worker
 
 
 @pytest.fixture
@@ -21,6 +21,12 @@ def service(home: Home) -> Iterator[Service]:
     """A worker service that listens."""
     with serving(home.runtime) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def a_time_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute that does not end in the middle of a test."""
+    stand(monkeypatch)
 
 
 # start
@@ -41,7 +47,10 @@ def test_start(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) ->
         "review: launched, registering, generation 1",
         f"id: {ID}, unit: worker-ba9876543210.scope",
         "enforced by the kernel: files-read-only",
-        f"next: orchestrate worker status {ID}",
+        f"is ended at {clock(IDLE)} if idle; alive is what uses the processor,"
+        " or says so (worker notify, worker renew)",
+        "output: not kept (--keep-output keeps it)",
+        "next: orchestrate worker status review",
     ]
     params = service.params("start")
     environment = params.pop("environment")
@@ -72,6 +81,10 @@ def test_start_hands_on_every_flag(home: Home, service: Service) -> None:
         " --may-start 2/5 --depth 2 --keep-output --key k1 --as mgr_1 --json -- ./run --json"
     )
     assert home.call(*words.split()).data["worker"]["id"] == ID
+    said = home.call(*words.replace("--json --", "--").split())
+    assert "output: kept, see `orchestrate worker logs review --output`\n" in said.out
+    assert "scratch: AGENT_INTERCOM_SCRATCH, which is deleted when it ends; for what is to stay, --writable" in said.out
+    del service.asked[1:]
     params = service.params("start")
     del params["environment"]
     assert params == {
@@ -286,115 +299,13 @@ def test_who_has_no_runtime_directory_is_told(home: Home, monkeypatch: pytest.Mo
     assert said.code == 3 and "XDG_RUNTIME_DIR" in said.err and said.err.count("\n") == 1
 
 
-# What is shown
-
-
-def test_list(home: Home, service: Service) -> None:
-    service.answers["list"] = {
-        "workers": [
-            worker(role="reviewer"),
-            ended("old", id="ffffffffffff", dirty=True),
-            worker("evil\x1b[31m", state="blocked", state_reason="stop_in_progress", error_code="stop_failed"),
-        ],
-        "hidden": 2,
-    }
-    said = home.call("worker", "list", "--all")
-    header, first, second, third, more = said.out.splitlines()
-    assert header.split() == ["WORKER", "ID", "ROLE", "STATE", "FOR", "OWNER", "NOTE"]
-    assert " ".join(first.split()) == f"review {ID} command/reviewer ready 2 min person idle in 1 h"
-    assert second.endswith("exit 3, manager requested, work tree changed")
-    assert third.startswith("evil\\x1b[31m  ") and "blocked: stop in progress" in third and "stop failed" in third
-    assert more == "(2 more, which have ended: --history)"
-    assert service.params("list") == {"all": True, "history": False}
-    assert home.json("worker", "list", "--history").data["hidden"] == 2
-
-
-def test_a_list_of_nothing_tells_where_to_look(home: Home, service: Service) -> None:
-    service.answers["list"] = {"workers": [], "hidden": 0}
-    assert "`orchestrate worker list --all`" in home.call("worker", "list").out
-    assert home.call("worker", "list", "--all").out == "No workers.\n"
-
-
-def test_status_of_a_worker(home: Home, service: Service) -> None:
-    service.answers["status"] = {
-        "worker": worker(
-            readiness="unverified", parent="00000000beef", depth=1, checkpoint_requested_at=1, checkpoint_deadline_at=2
-        ),
-        "processes": [{"pid": 7, "name": "make\n"}],
-        "unit": {
-            "active": "active",
-            "sub": "running",
-            "result": "success",
-            "freezer": "frozen",
-            "memory_bytes": 1_572_864,
-            "tasks": 3,
-            "cpu_usec": 2_500_000,
-        },
-    }
-    said = home.call("worker", "status", "review")
-    assert said.code == 0
-    assert "state: ready, unverified, for 2 min" in said.out
-    assert "note: asked for a checkpoint, ended in 0 s" in said.out
-    assert "started by: worker 00000000beef, depth 1" in said.out
-    assert ".scope, active (running), frozen, 1.5 MiB, 3 tasks, 2.5 s of processor" in said.out
-    assert said.out.splitlines()[-1] == "7    make\\x0a"
-    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
-    assert ".scope, gone" in home.call("worker", "status", "review").out
-
-
-def test_status_of_all(home: Home, service: Service) -> None:
-    service.answers["health"] = {"version": "0.1.0", "live": 1, "systemd": 257, "confinement": ["files-read-only"]}
-    service.answers["list"] = {"workers": [worker()], "hidden": 0}
-    said = home.call("worker", "status")
-    assert said.out.startswith("worker service: version 0.1.0, 1 live, systemd 257\n") and ID in said.out
-    assert home.json("worker", "status").data["health"]["live"] == 1
-    service.answers["health"] = {"version": "0.1.0", "live": 0, "systemd": None, "confinement": []}
-    assert "no service manager answers it\nthe kernel can enforce: nothing\n" in home.call("worker", "status").out
-
-
-def test_logs(home: Home, service: Service) -> None:
-    event = {"at": 1_700_000_000_000, "worker": ID, "incarnation": "x", "kind": "stop_failed", "code": ""}
-    service.answers["logs"] = {"events": [event], "output": None}
-    said = home.call("worker", "logs", "review", "--lines", "5", "--override")
-    assert said.out.splitlines()[1].endswith("stop failed  -")
-    assert service.params("logs") == {"worker": "review", "lines": 5, "output": False}
-    assert service.caller["override"] is True
-    assert "not kept" in home.call("worker", "logs", "review", "--output").out
-    service.answers["logs"] = {"events": [], "output": "a\tb\r\n\x1b[2Jc\n"}
-    assert home.call("worker", "logs", "review", "--output").out == "No events.\noutput:\n  a   b\n  \\x1b[2Jc\n"
-
-
-def test_wait(home: Home, service: Service) -> None:
-    service.answers["wait"] = {"worker": ended(), "reached": True}
-    said = home.call("worker", "wait", "review")
-    assert (said.code, said.out) == (0, "review: stopped (exit 3, manager requested)\n")
-    assert service.params("wait") == {"worker": "review", "until": "end", "timeout_ms": 60_000}
-
-
-def test_wait_asks_again_and_by_the_id(home: Home, service: Service) -> None:
-    answers = iter([False, True])
-    service.answers["wait"] = lambda params: {"worker": worker(), "reached": next(answers)}
-    assert home.call("worker", "wait", "review", "--until", "idle").code == 0
-    assert [each["params"]["worker"] for each in service.asked] == ["review", ID]
-
-
-def test_what_was_waited_for_in_vain_is_told(home: Home, service: Service) -> None:
-    service.answers["wait"] = {"worker": worker(), "reached": False}
-    said = home.json("worker", "wait", "review", "--until", "idle", "--timeout", "1ms")
-    assert said.code == 1 and said.error == ("timed_out", "it is ready and not idle yet")
-    assert said.envelope["data"]["worker"]["id"] == ID
-    service.answers["wait"] = {"worker": ended(), "reached": False}
-    said = home.call("worker", "wait", "review", "--until", "idle")
-    assert said.code == 5 and "it is stopped and will not be idle any more" in said.err
-
-
 # What is changed
 
 
 @pytest.mark.parametrize(
     ("words", "params", "text"),
     [
-        ("stop review --yes", {"worker": "review"}, "stopped, and no process of it is left"),
+        ("stop review --yes", {"worker": "review"}, "review: stopped; nobody is left in its unit"),
         ("restart review --yes", {"worker": "review", "fresh": False}, "started again"),
         ("restart review --yes --fresh", {"worker": "review", "fresh": True}, "started again"),
         ("rename review audit", {"worker": "review", "name": "audit"}, "now called review"),
@@ -421,12 +332,23 @@ def test_a_change(home: Home, service: Service, words: str, params: dict[str, An
 def test_what_was_stopped_with_a_worker_is_named(home: Home, service: Service) -> None:
     service.answers["stop"] = {"worker": ended(), "stopped": [ended("child", id="cccccccccccc"), ended()]}
     said = home.call("worker", "stop", "review", "--yes")
-    assert said.out.splitlines()[1:] == ["child: stopped with it (stopped)"]
+    assert said.out.splitlines() == ["review: stopped; nobody is left in its unit", "child: stopped with it"]
+    service.answers["stop"] = {"worker": ended(dirty=True), "left_unit": True}
+    said = home.call("worker", "stop", "review", "--yes")
+    assert said.out.splitlines() == [
+        "review: stopped; nobody is left in its unit (its work tree was changed)",
+        "Its first process had left the unit before, and may go on elsewhere.",
+    ]
+
+
+def test_what_was_done_is_said_once(home: Home, service: Service) -> None:
+    service.answers["pause"] = {"worker": worker(state="paused")}
+    assert home.call("worker", "pause", "review").out == "review: paused; its times stand still\n"
 
 
 def test_renew(home: Home, service: Service) -> None:
     service.answers["renew"] = {"workers": [worker()]}
-    assert home.call("worker", "renew").out == "review: renewed, idle in 1 h\n"
+    assert home.call("worker", "renew").out == f"review: renewed, is ended at {clock(IDLE)} if idle\n"
     assert service.params("renew") == {}
     service.answers["renew"] = {"workers": []}
     assert "Nothing to renew" in home.call("worker", "renew", "review").out
@@ -436,11 +358,34 @@ def test_renew(home: Home, service: Service) -> None:
 # What is removed
 
 
-def test_forget_is_acknowledged(home: Home, service: Service) -> None:
-    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed when it was stopped")
-    said = home.call("worker", "forget", "review")
-    assert said.code == 2 and "its work tree was changed" in said.err and "Say --yes" in said.err
-    assert service.params("forget") == {"worker": "review", "acknowledge": False}
+def test_forget_without_yes_only_tells(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
+    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed; acknowledge that")
+    said = home.call("worker", "forget", "review", "--override")
+    assert (said.code, said.err) == (0, "") and said.out.splitlines() == [
+        f"would be forgotten: review, {ID}: its work tree was changed",
+        "Nothing was removed; `orchestrate worker forget review --override --yes` does it.",
+    ]
+    assert service.params("forget") == {"worker": ID, "acknowledge": False}
+    data = home.json("worker", "forget", "review").data
+    assert data["dry_run"] is True and data["candidates"][0]["id"] == ID and data["forgotten"] == []
+    service.answers["forget"] = Refused("not_owner")
+    assert home.json("worker", "forget", "review").error[0] == "not_owner"
+    service.answers["status"] = {"worker": worker(), "processes": [], "unit": None}
+    assert home.json("worker", "forget", "review").error[0] == "worker_live"
+
+
+def test_forget_without_yes_only_tells_inside_a_worker_too(
+    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the service wants no acknowledgement."""
+    monkeypatch.setenv("AGENT_INTERCOM_WORKER_ID", ID)
+    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
+    assert "would be forgotten" in home.call("worker", "forget", "review").out
+    assert {each["action"] for each in service.asked} == {"status"}
+
+
+def test_forget(home: Home, service: Service) -> None:
     service.answers["forget"] = {"forgotten": [ended()]}
     assert home.call("worker", "forget", "review", "--yes").out == f"forgot review, {ID}\n"
     assert service.asked[-1]["params"]["acknowledge"] is True
@@ -529,6 +474,47 @@ def test_every_code_has_its_exit_code_and_an_envelope(home: Home, service: Servi
     assert told.code == said.code and told.err.count("\n") == 1 and told.out == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "refused", "texts"),
+    [
+        (
+            "start x1 -- make",
+            ("name_taken", "a live worker has this name already", "name"),
+            ("`orchestrate worker status x1`", "`orchestrate worker restart x1 --yes`"),
+        ),
+        ("start -- nothere", ("command_not_found", "no", "command"), ("'nothere' was looked for in PATH.",)),
+        ("start -- ./x", ("command_not_found", "no", "command"), ("'./x' was looked for in the directory that it",)),
+        ("resume r1", ("conflict", "the worker is not paused", "worker"), ("r1: the worker is not paused",)),
+        (
+            "release r1",
+            ("not_owner", "the worker is somebody else's", "worker"),
+            ("r1: the worker", "`orchestrate worker adopt r1` makes it yours", "--override"),
+        ),
+        (
+            "restart u/reviewer --yes",
+            ("forbidden", "a worker of a run is changed by its run alone", "worker"),
+            ("u/reviewer: ", "`orchestrate restart SESSION --role ROLE --yes`", "`orchestrate stop SESSION --yes`"),
+        ),
+        ("forget r1 --yes", ("worker_live", "it has not ended", "worker"), ("`orchestrate worker stop r1 --yes`",)),
+    ],
+)
+def test_a_fault_is_told_with_the_way_out(
+    home: Home, service: Service, words: str, refused: tuple[str, str, str], texts: tuple[str, ...]
+) -> None:
+    service.answers = {words.split(maxsplit=1)[0]: Refused(*refused)}
+    said = home.call("worker", *words.split())
+    assert said.code != 0 and said.out == "" and said.err.count("\n") == 1
+    for text in texts:
+        assert text in said.err
+    assert "{" not in said.err
+
+
+def test_a_line_for_a_shell_that_was_given_as_a_program_is_told(home: Home, service: Service) -> None:
+    service.answers["start"] = Refused("command_not_found", "the command was not found", "command")
+    said = home.call("worker", "start", "--", "make test")
+    assert "a line for a shell is run with `-- sh -c 'make test'`" in said.err
+
+
 def test_a_text_of_the_service_steers_no_terminal(home: Home, service: Service) -> None:
     service.answers["status"] = Refused("worker_not_found", "a\x1b[2J\nb")
     said: Said = home.call("worker", "status", "review")
@@ -577,5 +563,9 @@ def test_run_hands_over_to_the_bridge(home: Home, monkeypatch: pytest.MonkeyPatc
         return 3
 
     monkeypatch.setattr("agent_intercom.workers.bridge.main.main", main)
+    said = home.call("worker", "run", "--", "./agent")
+    assert said.code == 2 and "a run starts this itself" in said.err and "orchestrate worker start" in said.err
+    assert told == [] and "PI_TMUX" not in said.err
+    monkeypatch.setenv("PI_TMUX_ORCHESTRATOR_ROLE", "implementer")
     assert home.call("worker", "run", "--", "--odd", "--json", "--").code == 3
     assert told == [["--", "--odd", "--json", "--"]]

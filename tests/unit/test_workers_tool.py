@@ -97,7 +97,7 @@ def test_every_action_is_carried_out(home: Home, service: Service) -> None:
     }
     service.answers |= {
         "list": {"workers": [worker()], "hidden": 1},
-        "status": {**one, "processes": [], "unit": None},
+        "status": {"worker": ended(), "processes": [], "unit": None},
         "renew": {"workers": [worker()]},
         "heartbeat": {"workers": []},
         "logs": {"events": [], "output": None},
@@ -142,6 +142,8 @@ def test_spawn(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) ->
         delegationGrant={"maxLiveDirectChildren": 2, "maxLiveDescendants": 4, "maxDepth": 2, "canSubdelegate": True},
     )
     assert text.startswith("review: started, ready") and details["worker"]["id"] == ID
+    assert "output: kept, see logs with output\n" in text and "orchestrate worker status" not in text
+    assert "for what is to stay, writable or keepOutput" in text
     params = service.params("start")
     assert params.pop("environment")["OPENAI_API_KEY"] == "secret"
     assert params == {
@@ -296,9 +298,14 @@ def test_removal_is_acknowledged(home: Home, service: Service) -> None:
     service.answers["list"] = {"workers": [worker(), ended("old")], "hidden": 0}
     text, details = done("prune")
     assert "acknowledge:true removes these" in text and [each["name"] for each in details["candidates"]] == ["old"]
-    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed")
-    assert refused("forget", id="old") == ("acknowledge_required", "its work tree was changed")
-    assert service.params("forget") == {"worker": "old", "acknowledge": False}
+    service.answers["status"] = {"worker": ended("old"), "processes": [], "unit": None}
+    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed; acknowledge that")
+    text, details = done("forget", id="old")
+    assert "its work tree was changed\n" in text and text.endswith("Nothing was removed; acknowledge:true removes it.")
+    assert details["dry_run"] is True and [each["name"] for each in details["candidates"]] == ["old"]
+    assert service.params("forget") == {"worker": ID, "acknowledge": False}
+    service.answers["forget"] = Refused("not_owner", "the worker is another's")
+    assert refused("forget", id="old")[0] == "not_owner"
     service.answers["prune"] = {"pruned": [ended()], "errors": []}
     done("prune", acknowledge=True, id="old")
     assert service.params("prune") == {"all": False, "acknowledge": True, "worker": "old"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from agent_intercom.wire import codec, framing
 from agent_intercom.workers import contract
@@ -21,6 +22,19 @@ from agent_intercom.workers.records import Ending, Owner, Worker
 ID = "0123456789ab"
 INCARNATION = "ba9876543210"
 SCOPE = "scope-0123456789abcdef"
+IDLE = 5_400_000
+"""Milliseconds until `worker` is ended, unless something keeps it alive."""
+
+
+def stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let time stand in the middle of a minute."""
+    stands = time.time() // 60 * 60 + 30
+    monkeypatch.setattr(time, "time", lambda: stands)
+
+
+def clock(after: int) -> str:
+    """The time of the day, so many milliseconds from now."""
+    return time.strftime("%H:%M", time.localtime(time.time() + after / 1000))
 
 
 def worker(name: str = "review", **changed: Any) -> dict[str, Any]:
@@ -39,7 +53,7 @@ def worker(name: str = "review", **changed: Any) -> dict[str, Any]:
         "created_at": now - 120_000,
         "updated_at": now - 120_000,
         "active_at": now,
-        "idle_deadline_at": now + 5_400_000,
+        "idle_deadline_at": now + IDLE,
     }
     told = msgspec.to_builtins(Worker(**{**usual, **changed}))
     return {key: value for key, value in told.items() if "digest" not in key}

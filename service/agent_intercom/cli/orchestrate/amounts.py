@@ -14,7 +14,11 @@ NEVER: Final = 0
 """What `infinity` is in milliseconds: that end does not come."""
 
 _MAX_MS: Final = 100 * 366 * 86_400_000
-_MAX_BYTES: Final = 2**60
+_MIN_BYTES: Final = 16 * 1_048_576
+_MAX_BYTES: Final = 2**50
+_MIN_TASKS: Final = 8
+_MAX_TASKS: Final = 100_000
+"""Bounds as the settings of runs have them: with less nothing begins, and why is hard to see."""
 
 _INFINITY: Final = "infinity"
 _SPAN: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]+)\s*", re.ASCII)
@@ -66,9 +70,16 @@ def size(text: str) -> int:
     if found is None:
         raise ValueError("must be a size such as 512M or 2G")
     number = round(float(found[1]) * _BYTES[found[2].upper()])
-    if not 0 < number <= _MAX_BYTES:
-        raise ValueError("must be a size of at least one byte, such as 512M or 2G")
+    if not _MIN_BYTES <= number < _MAX_BYTES:
+        raise ValueError("must be a size of at least 16M, such as 512M or 2G; a number alone is bytes")
     return number
+
+
+def tasks(text: str) -> int:
+    """How many processes and threads a worker may have."""
+    if _NUMBER.fullmatch(text) is None or not _MIN_TASKS <= int(text) <= _MAX_TASKS:
+        raise ValueError(f"must be a whole number from {_MIN_TASKS} to {_MAX_TASKS}")
+    return int(text)
 
 
 def positive(text: str) -> int:

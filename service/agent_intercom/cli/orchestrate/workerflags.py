@@ -122,7 +122,7 @@ def _limits(group: argparse._ArgumentGroup) -> None:
     size = _amount(amounts.size)
     group.add_argument("--memory-max", type=size, metavar="SIZE", help="memory, such as 2G, beyond which it is killed")
     group.add_argument("--memory-high", type=size, metavar="SIZE", help="memory beyond which it is slowed down")
-    group.add_argument("--tasks-max", type=_amount(amounts.positive), metavar="N", help="processes and threads (512)")
+    group.add_argument("--tasks-max", type=_amount(amounts.tasks), metavar="N", help="processes and threads (512)")
 
 
 def _lifetimes(group: argparse._ArgumentGroup) -> None:
@@ -134,10 +134,10 @@ def _lifetimes(group: argparse._ArgumentGroup) -> None:
 
 def _looking(adding: Adding, lazy: Lazy) -> None:
     with adding.command(
-        "list", lazy("worker.looking", "list_workers"), "list your workers", "worker list --all"
+        "list", lazy("worker.looking", "list_workers"), "list your workers that live", "worker list --all"
     ) as sub:
         sub.add_argument("--all", action="store_true", help="those of others too, as far as they share the scope")
-        sub.add_argument("--history", action="store_true", help="with all that have ended and are retained")
+        sub.add_argument("--history", action="store_true", help="those that have ended, too")
         _as(sub)
     with adding.command(
         "status", lazy("worker.looking", "status"), "tell where a worker stands", "worker status review"
@@ -149,7 +149,7 @@ def _looking(adding: Adding, lazy: Lazy) -> None:
     ) as sub:
         _worker(sub)
         sub.add_argument("--lines", type=_lines, default=80, metavar="N", help="the newest N, 1 to 500 (80)")
-        sub.add_argument("--output", action="store_true", help="and what it printed (`start --keep-output`)")
+        sub.add_argument("--output", action="store_true", help="instead, what it printed (`start --keep-output`)")
         _override(sub)
     with adding.command(
         "wait", lazy("worker.looking", "wait"), "wait for a worker", "worker wait review --until end --timeout 10min"
@@ -206,7 +206,7 @@ def _removing(adding: Adding, lazy: Lazy) -> None:
         "worker forget review --yes",
     ) as sub:  # fmt: skip
         _worker(sub)
-        _yes(sub, "really remove it")
+        _yes(sub, "really remove it; without it, only tell what there is to think about")
         _override(sub)
     with adding.command(
         "prune", lazy("worker.removing", "prune"), "remove the records of workers that have ended", "worker prune --yes"
@@ -222,8 +222,9 @@ def _removing(adding: Adding, lazy: Lazy) -> None:
     ) as sub:
         sub.description = (
             "End workers whose time is over, and remove what is retained no longer. The worker service does this by\n"
-            "itself while it runs, and a timer starts it. Workers without a record, because that was damaged, are\n"
-            "listed, and ended only with --yes --override: they may be somebody's work."
+            "itself while it runs; `systemctl --user enable --now orchestrate-cleanup.timer` has it done every day.\n"
+            "Workers without a record, because that was damaged, are listed, and ended only with --yes --override:\n"
+            "they may be somebody's work."
         )
         sub.add_argument(
             "--yes", "--execute", action="store_true", help="really do it; without it, only tell what would be done"

@@ -25,14 +25,18 @@ _SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _WAYS_OUT: Final = {
     Code.NOT_FOUND: "`{0} worker list --all --history` shows what there is.",
     Code.AMBIGUOUS: "Give more of its id.",
-    Code.NOT_OWNER: "`{0} worker adopt` makes it yours.",
-    Code.LIVE: "`{0} worker stop` ends it.",
-    Code.NOT_LIVE: "`{0} worker restart` starts it again.",
+    Code.NOT_OWNER: "`{0} worker adopt {1}` makes it yours; a person may say --override instead.",
+    Code.LIVE: "`{0} worker stop {1} --yes` ends it.",
+    Code.NOT_LIVE: "`{0} worker restart {1} --yes` starts it again.",
+    Code.NAME_TAKEN: "`{0} worker list --all` shows whose; take another name.",
+    Code.COMMAND_NOT_FOUND: "It is looked for in the PATH and the directory that the worker was first started with.",
     Code.PLACE_LOST: "`{0} worker start` starts it anew.",
     Code.ACKNOWLEDGE: "Say --yes to do it; nothing was done.",
     Code.STORE: "`{0} doctor` tells more.",
     Code.BUSY: "Try again.",
 }
+
+_OF_A_RUN: Final = "`{0} restart SESSION --role ROLE --yes` starts it again, `{0} stop SESSION --yes` ends its run."
 
 NOBODY: Final = "no worker service listens"
 START: Final = f"`systemctl --user start {SOCKET_UNIT}` makes it; so does `worker start`."
@@ -118,24 +122,39 @@ def _entered(client: Client) -> Client:
 
 
 @contextmanager
-def asking(options: argparse.Namespace, *, begin: bool = False) -> Iterator[Asking]:
-    """The worker service for a command, with every WorkerError inside made a CommandFailure."""
-    with failing(options.program):
+def asking(
+    options: argparse.Namespace, *, begin: bool = False, hints: Mapping[str, str] | None = None
+) -> Iterator[Asking]:
+    """The worker service for a command, with every WorkerError inside made a CommandFailure.
+
+    `hints` are ways out by code that the command knows better.
+    """
+    with failing(options.program, getattr(options, "worker", None), hints or {}):
         caller = caller_of(getattr(options, "session", None), os.environ, override=getattr(options, "override", False))
         with connected(caller, os.environ, begin=begin) as opened:
             yield opened
 
 
 @contextmanager
-def failing(program: str) -> Iterator[None]:
-    """Make every WorkerError inside a CommandFailure, with the way out and the exit code of its code."""
+def failing(program: str, worker: str | None = None, hints: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Make every WorkerError inside a CommandFailure, with the way out and the exit code of its code.
+
+    `worker` is what the worker was called that is asked about.
+    """
     try:
         yield
     except NobodyListens as error:
         raise CommandFailure(error.code, error.text, START, exit_of(error.code)) from error
     except WorkerError as error:
-        hint = _WAYS_OUT[Code(error.code)] if error.code in _WAYS_OUT else ""
-        raise CommandFailure(error.code, told(error), hint.format(program), exit_of(error.code)) from error
+        hint = (hints or {}).get(error.code) or _way_out(error).format(program, "WORKER" if worker is None else worker)
+        about = f"{worker}: " if worker is not None and error.field == "worker" else ""
+        raise CommandFailure(error.code, about + told(error), hint, exit_of(error.code)) from error
+
+
+def _way_out(error: WorkerError) -> str:
+    if error.code == Code.FORBIDDEN and "of a run" in error.text:
+        return _OF_A_RUN
+    return _WAYS_OUT[Code(error.code)] if error.code in _WAYS_OUT else ""
 
 
 def told(error: WorkerError) -> str:

@@ -11,6 +11,7 @@ from agent_intercom.cli.orchestrate import amounts
 from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonObject
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.workerflags import exit_of
+from agent_intercom.cli.output import complain
 from agent_intercom.workers.contract import TERMINAL, Code, State
 
 _PIECE: Final = 60.0
@@ -21,14 +22,23 @@ _MARGIN: Final = 30.0
 
 
 def list_workers(options: argparse.Namespace) -> Answer:
-    """`worker list`: the caller's own; with `--all` those of others, with `--history` those that have ended."""
+    """`worker list`: the caller's own that live; with `--all` those of others, with `--history` those that ended."""
     try:
         with calling.asking(options) as service:
-            result = service.request("list", {"all": options.all, "history": options.history})
+            result = found(service, options.all, options.history)
     except CommandFailure as failure:
         return nobody(failure)
     data = {**result, "service": True}
-    return Answer(data, telling.safe(telling.listed(data, options.program, now(), options.all, options.history)))
+    return Answer(data, telling.safe(telling.listed(data, options.program, options.all, now())))
+
+
+def found(service: calling.Asking, everyone: bool, history: bool) -> JsonObject:
+    """The workers that live, and how many more have ended; with `history` those too. Raises WorkerError."""
+    result = service.request("list", {"all": everyone, "history": history})
+    if history:
+        return {**result, "hidden": 0}
+    live = [worker for worker in result["workers"] if worker["state"] not in TERMINAL]
+    return {**result, "workers": live, "hidden": result["hidden"] + len(result["workers"]) - len(live)}
 
 
 def status(options: argparse.Namespace) -> Answer:
@@ -36,16 +46,31 @@ def status(options: argparse.Namespace) -> Answer:
     if options.worker is None:
         return _overview(options)
     with calling.asking(options) as service:
-        result = service.request("status", {"worker": options.worker})
+        result = whole(service, options.worker)
     return Answer(result, telling.safe(telling.status(result, now())))
 
 
+def whole(service: calling.Asking, worker: str) -> JsonObject:
+    """What `status` tells of one worker, with its live children where it may have some. Raises WorkerError."""
+    result = service.request("status", {"worker": worker})
+    record = result["worker"]
+    if record["state"] in TERMINAL or not record.get("grant"):
+        return {**result, "children": []}
+    seen = service.request("list", {"all": True, "history": False})["workers"]
+    live = [each for each in seen if each["state"] not in TERMINAL]
+    return {**result, "children": [each for each in live if each.get("parent") == record["incarnation"]]}
+
+
 def logs(options: argparse.Namespace) -> Answer:
-    """`worker logs`: its last events, and on request the end of what it printed."""
+    """`worker logs`: its last events; on request the end of what it printed instead, and nothing else."""
     with calling.asking(options) as service:
         wanted = {"worker": options.worker, "lines": options.lines, "output": options.output}
         result = service.request("logs", wanted)
-    return Answer(result, telling.safe(telling.logs(result, options.output)))
+    if not options.output:
+        return Answer(result, telling.safe(telling.logs(result["events"])))
+    if result.get("output") is None and not options.json:
+        complain(telling.NOT_KEPT, program=options.program)
+    return Answer(result, telling.printed(result.get("output") or ""))
 
 
 def wait(options: argparse.Namespace) -> Answer:
@@ -91,11 +116,11 @@ def _overview(options: argparse.Namespace) -> Answer:
     try:
         with calling.asking(options) as service:
             health = service.request("health", {})
-            result = service.request("list", {"all": False, "history": False})
+            result = found(service, False, False)
     except CommandFailure as failure:
         return nobody(failure)
     data = {**result, "health": health, "service": True}
-    lines = [*telling.health(health), *telling.listed(data, options.program, now(), False, False)]
+    lines = [*telling.health(health), *telling.listed(data, options.program, False, now())]
     return Answer(data, telling.safe(lines))
 
 

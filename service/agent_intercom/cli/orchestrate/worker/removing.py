@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +12,35 @@ from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, C
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.worker.looking import nobody, now
 from agent_intercom.cli.orchestrate.workerflags import exit_of
-from agent_intercom.workers.contract import TERMINAL, Code
+from agent_intercom.workers.contract import TERMINAL, WORKER_ENVIRONMENT, Code
 from agent_intercom.workers.errors import WorkerError
 
 
 def forget(options: argparse.Namespace) -> Answer:
-    """`worker forget`: one that has ended. Without `--yes` the service tells what there is to think about."""
+    """`worker forget`: one that has ended. Without `--yes` it only tells what there is to think about."""
     with calling.asking(options) as service:
-        result = service.request("forget", {"worker": options.worker, "acknowledge": options.yes})
-    return Answer(result, telling.safe(telling.removed("forgot", result["forgotten"])))
+        if options.yes:
+            result = service.request("forget", {"worker": options.worker, "acknowledge": True})
+            data = {"dry_run": False, "candidates": [], **result}
+            return Answer(data, telling.safe(telling.removed("forgot", result["forgotten"])))
+        data, why = forgettable(service, options.worker)
+    again = f"`{_again(options, 'forget')} --yes` does it"
+    return Answer(data, telling.safe(telling.forgettable(data["candidates"], why, again)))
+
+
+def forgettable(service: calling.Asking, worker: str) -> tuple[JsonObject, str]:
+    """What a `forget` would remove, and what there is to think about. Raises WorkerError where it would be refused."""
+    why = "its record and private files are deleted"
+    found = prunable(service, worker, False)
+    # Of a worker, the service wants no acknowledgement: asking it would be doing it.
+    if WORKER_ENVIRONMENT not in os.environ:
+        try:
+            service.request("forget", {"worker": found[0]["id"], "acknowledge": False})
+        except WorkerError as error:
+            if error.code != Code.ACKNOWLEDGE:
+                raise
+            why = error.text.removesuffix("; acknowledge that")
+    return {"dry_run": True, "candidates": found, "forgotten": []}, why
 
 
 def prune(options: argparse.Namespace) -> Answer:
@@ -44,7 +65,7 @@ def prune(options: argparse.Namespace) -> Answer:
 
 def _preview(options: argparse.Namespace, found: list[JsonObject]) -> Answer:
     data: JsonObject = {"dry_run": True, "candidates": found, "pruned": [], "errors": []}
-    return Answer(data, telling.safe(telling.prunable(found, _again(options), now())))
+    return Answer(data, telling.safe(telling.prunable(found, _again(options, "prune"), now())))
 
 
 def prunable(service: calling.Asking, worker: str | None, everyone: bool) -> list[JsonObject]:
@@ -84,9 +105,9 @@ def _with_errors(data: JsonObject, lines: Any, errors: Sequence[Any] | int) -> A
     return Answer(data, told, (code, f"{text} ({code}); what is left is tried again"), exit_of(code))
 
 
-def _again(options: argparse.Namespace) -> str:
-    words = [options.program, "worker", "prune"]
+def _again(options: argparse.Namespace, command: str) -> str:
+    words = [options.program, "worker", command]
     words += [options.worker] if options.worker is not None else []
-    words += ["--all"] if options.all else []
+    words += ["--all"] if getattr(options, "all", False) else []
     words += ["--override"] if options.override else []
     return " ".join(words)

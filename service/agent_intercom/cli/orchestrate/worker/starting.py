@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from os import path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 from agent_intercom.cli.orchestrate import amounts, texts
 from agent_intercom.cli.orchestrate.answer import Answer
 from agent_intercom.cli.orchestrate.worker import calling, telling
+from agent_intercom.cli.orchestrate.worker.looking import now
 from agent_intercom.orchestration import environment
 from agent_intercom.workers.contract import NAME, Code
 from agent_intercom.workers.errors import WorkerError
@@ -28,9 +30,26 @@ def start(options: argparse.Namespace) -> Answer:
     """`worker start`: check what was typed, then have it started; the worker."""
     with calling.failing(options.program):
         params = _params(options)
-    with calling.asking(options, begin=True) as service:
+    with calling.asking(options, begin=True, hints=_ways_out(options)) as service:
         result = service.request("start", params, TIMEOUT)
-    return Answer(result, telling.safe(telling.started(result["worker"], options.program)))
+    confined = params["writable"] is not None
+    lines = telling.started(
+        result["worker"], now(), kept=params["keep_output"], confined=confined, program=options.program
+    )
+    return Answer(result, telling.safe(lines))
+
+
+def _ways_out(options: argparse.Namespace) -> dict[str, str]:
+    """What to do about faults of which more is known here than the service may say."""
+    program, name = options.arguments[0], options.label
+    where = "in the directory that it starts in" if "/" in program else "in PATH"
+    shell = any(character in program for character in " \t;|&<>$")
+    line = f"; a line for a shell is run with `-- sh -c {shlex.quote(program)}`" if shell else ""
+    found: dict[str, str] = {Code.COMMAND_NOT_FOUND: f"{program!r} was looked for {where}{line}."}
+    if name is not None:
+        again = f"`{options.program} worker restart {name} --yes` starts it again"
+        found[Code.NAME_TAKEN] = f"`{options.program} worker status {name}` shows it, {again}; or take another name."
+    return found
 
 
 def _params(options: argparse.Namespace) -> dict[str, Any]:

@@ -6,31 +6,49 @@ Labels, roles and what a worker printed come from anybody: `safe` is what every 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from agent_intercom.cli.orchestrate.amounts import spoken
 from agent_intercom.cli.output import printable, table
-from agent_intercom.workers.contract import TERMINAL, State
+from agent_intercom.workers.contract import TERMINAL, Outcome, State, StopReason
 
 Worker = Mapping[str, Any]
 """`records.Worker` as JSON."""
 
 _HEADER: Final = ("WORKER", "ID", "ROLE", "STATE", "FOR", "OWNER", "NOTE")
+_CHILDREN: Final = ("CHILD", "ID", "STATE", "NOTE")
 _EVENTS: Final = ("TIME", "EVENT", "CODE")
 _UP: Final = frozenset({State.READY, State.WORKING, State.WAITING})
 _UNTOLD: Final = "-"
 
 _DONE: Final = {
-    "stop": "stopped, and no process of it is left",
+    "stop": "stopped; nobody is left in its unit",
     "restart": "started again",
     "adopt": "yours from now on",
     "release": "released: whoever shares its scope can adopt it",
-    "pause": "paused",
+    "pause": "paused; its times stand still",
     "resume": "goes on",
     "notify": "told",
 }
+_SAYS_ENOUGH: Final = {"stop": TERMINAL, "pause": frozenset({State.PAUSED})}
+"""States that what was done says already."""
+
+_REASONS: Final = {
+    StopReason.REQUESTED: "on request",
+    StopReason.IDLE: "was idle for too long",
+    StopReason.RUNTIME: "its time was over",
+    StopReason.START_FAILED: "",
+    StopReason.PARENT: "what had started it ended",
+    StopReason.RUN: "its run ended",
+    StopReason.RESTART: "to be started again",
+    StopReason.CHILDREN: "its command had left processes behind",
+}
+_OUTCOMES: Final = {Outcome.UNKNOWN: "", Outcome.OOM: "its memory was full", Outcome.TIMEOUT: "had to be killed"}
+_LONG_MS: Final = 20 * 3_600_000
+"""From here on, a time of the day does not say which day."""
 
 
 _LACKING: Final = {"OOMPolicy": "where a worker's memory is full, what of it ends is not said"}
@@ -46,37 +64,59 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def started(worker: Worker, program: str) -> Iterator[str]:
-    """What became of a start: `started` is said only of one that has told so itself."""
+def started(worker: Worker, now: int, *, kept: bool, confined: bool, program: str | None = None) -> Iterator[str]:
+    """What became of a start: `started` is said only of one that has told so itself.
+
+    `kept` is whether what it prints is kept, `confined` whether it may not change every file. `program` is what a
+    person calls to see more; None: an agent has read this, which has its own way.
+    """
     how = "started" if worker["state"] in _UP else "launched"
     yield f"{worker['name']}: {how}, {words(worker['state'])}, generation {worker['generation']}"
     yield f"id: {worker['id']}, unit: {worker['unit']}"
     if worker.get("enforced"):
         yield f"enforced by the kernel: {', '.join(map(words, worker['enforced']))}"
-    yield f"next: {program} worker status {worker['id']}"
+    if told := _until(worker, now):
+        yield f"{told}; alive is what uses the processor, or says so (worker notify, worker renew)"
+    shown = "logs with output" if program is None else f"`{program} worker logs {worker['name']} --output`"
+    flag = "keepOutput" if program is None else "--keep-output"
+    yield f"output: {f'kept, see {shown}' if kept else f'not kept ({flag} keeps it)'}"
+    if confined:
+        more = "writable" if program is None else "--writable DIR"
+        yield f"scratch: AGENT_INTERCOM_SCRATCH, which is deleted when it ends; for what is to stay, {more} or {flag}"
+    if program is not None:
+        yield f"next: {program} worker status {worker['name']}"
 
 
-def listed(data: Mapping[str, Any], program: str, now: int, everyone: bool, history: bool) -> Iterator[str]:
-    """The table of workers."""
+def listed(data: Mapping[str, Any], program: str | None, everyone: bool, now: int) -> Iterator[str]:
+    """The table of workers. `program` is None for an agent, which has other words than a command line."""
     found = data["workers"]
+    other = "all:true" if program is None else f"`{program} worker list --all`"
+    old = "action history" if program is None else "--history"
     if found:
         yield from table(_HEADER, [_row(worker, now) for worker in found])
+    elif everyone:
+        yield "No workers live." if data["hidden"] else "No workers."
     else:
-        yield (
-            "No workers." if everyone else f"You have no workers. `{program} worker list --all` shows those of others."
-        )
-    if data["hidden"] and not history:
-        yield f"({data['hidden']} more, which have ended: --history)"
+        yield f"You have no workers{' that live' if data['hidden'] else ''}. {other} shows those of others."
+    if not everyone and any(worker.get("grant") for worker in found):
+        yield f"(what they have started themselves: {other})"
+    if hidden := data["hidden"]:
+        yield f"({hidden} more {'has' if hidden == 1 else 'have'} ended: {old})"
 
 
 def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
-    """One worker: its record, its unit and its processes."""
+    """One worker: its record, its unit, its processes, and under `children` what it has started and lives."""
     worker = data["worker"]
     yield f"worker: {worker['name']}, {worker['id']}"
     yield f"state: {_state(worker)}, for {spoken(now - worker['updated_at'])}"
-    if note := _note(worker, now):
+    if _silent(worker):
+        yield "unverified: it says nothing of itself (`orchestrate worker notify`, from inside it)"
+    if note := _note(worker, now, silence=False):
         yield f"note: {note}"
-    yield f"role: {_role(worker)}, generation {worker['generation']}"
+    begun = f"{_time(worker['created_at'])}, {spoken(now - worker['created_at'])} ago"
+    yield f"{'started' if worker['generation'] == 1 else 'first started'}: {begun}; generation {worker['generation']}"
+    role = f"{worker['role']}, " if worker["role"] else ""
+    yield f"role: {role}driven as {worker['driver']}"
     yield f"owner: {_owner(worker)}"
     if worker.get("run"):
         yield f"run: orchestrate@{worker['run']}.service"
@@ -86,10 +126,23 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
         many = f"{grant['children']} of its own, {grant['descendants']} with theirs"
         yield f"may start: {many}, {grant['depth']} deep"
     yield f"enforced by the kernel: {', '.join(map(words, worker.get('enforced') or ['nothing']))}"
+    if worker["state"] not in TERMINAL and not worker.get("run"):
+        yield f"lives on for: {_spans(worker)}"
     yield f"unit: {worker['unit']}{_unit(data.get('unit'))}"
+    if children := data.get("children"):
+        rows = [(each["name"], each["id"], _state(each), _note(each, now)) for each in children]
+        yield from table(_CHILDREN, rows)
     processes = data.get("processes") or []
     if processes:
         yield from table(("PID", "PROGRAM"), [(str(each["pid"]), each["name"]) for each in processes])
+
+
+def _spans(worker: Worker) -> str:
+    """Its lifetimes, as they were given."""
+    idle, runtime = worker.get("idle_ms"), worker.get("runtime_ms")
+    quiet = f"{spoken(idle)} without a sign of life and {spoken(worker.get('grace_ms') or 0)} more" if idle else ""
+    longest = f"{spoken(runtime)} in all" if runtime else ""
+    return ", ".join(filter(None, (quiet, longest))) or "ever"
 
 
 def health(data: Mapping[str, Any]) -> Iterator[str]:
@@ -104,23 +157,22 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_strays(strays)}: `orchestrate worker cleanup` shows them"
 
 
-def logs(data: Mapping[str, Any], wanted: bool) -> Iterator[str]:
-    """Events, oldest first, and the end of what the worker printed."""
-    events = data["events"]
+def logs(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Events, oldest first."""
     if events:
         rows = [(_time(event["at"]), words(event["kind"]), words(event["code"]) or _UNTOLD) for event in events]
         yield from table(_EVENTS, rows)
     else:
         yield "No events."
-    if not wanted:
-        return
-    output = data.get("output")
-    if output is None:
-        yield "Its output is not kept (`start --keep-output`; of runs, that of programs, until the run is over)."
-        return
-    yield "output:" if output else "It has printed nothing."
-    for line in output.replace("\r\n", "\n").expandtabs(4).splitlines():
-        yield f"  {line}"
+
+
+def printed(output: str) -> Iterator[str]:
+    """What a worker has printed, and nothing else: for a program, or a file. Tabs move no cursor where they may not."""
+    for line in output.replace("\r\n", "\n").split("\n")[: None if output[-1:] not in {"", "\n"} else -1]:
+        yield "\t".join(map(printable, line.split("\t")))
+
+
+NOT_KEPT: Final = "its output is not kept (`start --keep-output`; of runs, that of programs, until the run is over)"
 
 
 def waited(worker: Worker, until: str, now: int) -> Iterator[str]:
@@ -134,11 +186,20 @@ def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
     worker = result["worker"]
     done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
     name = worker["id"] if action == "rename" else worker["name"]
-    note = _note(worker, now)
-    yield f"{name}: {done} ({_state(worker)}{', ' + note if note else ''})"
+    yield f"{name}: {done}{_aside(worker, action, now)}"
+    if result.get("left_unit"):
+        yield "Its first process had left the unit before, and may go on elsewhere."
     others = [each for each in result.get("stopped") or [] if each["id"] != worker["id"]]
     for each in others:
-        yield f"{each['name']}: stopped with it ({_state(each)})"
+        yield f"{each['name']}: stopped with it" + ("" if each["state"] in TERMINAL else f" ({_state(each)})")
+
+
+def _aside(worker: Worker, action: str, now: int) -> str:
+    """What is to be known besides what was done."""
+    if worker["state"] in _SAYS_ENOUGH.get(action, ()):
+        return " (its work tree was changed)" if worker.get("dirty") else ""
+    note = _note(worker, now)
+    return f" ({_state(worker)}{', ' + note if note else ''})"
 
 
 def renewed(workers: Sequence[Worker], now: int) -> Iterator[str]:
@@ -156,6 +217,13 @@ def removed(word: str, workers: Sequence[Any]) -> Iterator[str]:
         yield f"{word} {_named(worker)}"
     if not workers:
         yield "Nothing was removed."
+
+
+def forgettable(workers: Sequence[Worker], why: str, again: str) -> Iterator[str]:
+    """What `forget` would remove, and what there is to think about."""
+    for worker in workers:
+        yield f"would be forgotten: {_named(worker)}: {why}"
+    yield f"Nothing was removed; {again}."
 
 
 def prunable(workers: Sequence[Worker], again: str, now: int) -> Iterator[str]:
@@ -218,7 +286,7 @@ def _row(worker: Worker, now: int) -> tuple[str, ...]:
 
 
 def _role(worker: Worker) -> str:
-    return f"{worker['driver']}/{worker['role']}" if worker["role"] else str(worker["driver"])
+    return worker["role"] or _UNTOLD
 
 
 def _state(worker: Worker) -> str:
@@ -227,40 +295,58 @@ def _state(worker: Worker) -> str:
     return f"{told}, unverified" if worker.get("readiness") == "unverified" and worker["state"] in _UP else told
 
 
+def _silent(worker: Worker) -> bool:
+    """Whether nothing but its being there is known of a worker that runs."""
+    return worker["state"] == State.REGISTERING and worker.get("readiness") == "unverified"
+
+
 def _owner(worker: Worker) -> str:
     owner = worker["owner"]
     return f"{owner['kind']} {owner['name']}" if owner.get("name") else str(owner["kind"])
 
 
-def _note(worker: Worker, now: int) -> str:
-    """What is to be known of a worker: how it ended, or what will become of it, and until when."""
-    parts: list[str] = []
+def _note(worker: Worker, now: int, *, silence: bool = True) -> str:
+    """What is to be known of a worker: how it ended, or what will become of it, and when."""
     if worker["state"] in TERMINAL:
-        parts += _ending(worker)
-    else:
-        if (due := worker.get("checkpoint_deadline_at")) is not None and worker.get("checkpoint_requested_at"):
-            parts.append(f"asked for a checkpoint, ended in {spoken(due - now)}")
-        elif (due := worker.get("idle_deadline_at")) is not None:
-            parts.append(f"idle in {spoken(due - now)}")
-        if (due := worker.get("runtime_deadline_at")) is not None:
-            parts.append(f"time over in {spoken(due - now)}")
-    if worker.get("error_code"):
-        parts.append(words(worker["error_code"]))
-    return ", ".join(parts)
+        return ", ".join(filter(None, _ending(worker)))
+    silent = "says nothing of itself" if silence and _silent(worker) else ""
+    return ", ".join(filter(None, (silent, _until(worker, now), words(worker.get("error_code") or ""))))
+
+
+def _until(worker: Worker, now: int) -> str:
+    """When a worker will be ended by itself."""
+    if worker["state"] == State.PAUSED:
+        return "its times stand still"
+    idle, end = worker.get("checkpoint_deadline_at"), worker.get("runtime_deadline_at")
+    if idle is None and (quiet := worker.get("idle_deadline_at")) is not None:
+        idle = quiet + (worker.get("grace_ms") or 0)
+    if idle is None or (end is not None and end <= idle):
+        return "" if end is None else f"is ended at {_clock(end, now)} in any case"
+    asked = "asked for a checkpoint, " if worker.get("checkpoint_requested_at") else ""
+    last = "" if end is None else f", at {_clock(end, now)} in any case"
+    return f"{asked}is ended at {_clock(idle, now)} if idle{last}"
 
 
 def _ending(worker: Worker) -> Iterator[str]:
-    ended = worker.get("ended") or {}
+    ended, error = worker.get("ended") or {}, str(worker.get("error_code") or "")
+    outcome, number = str(ended.get("outcome") or ""), ended.get("exit_signal")
+    yield _OUTCOMES.get(Outcome(outcome), "") if outcome in set(Outcome) else words(outcome)
     if (code := ended.get("exit_code")) is not None:
         yield f"exit {code}"
-    elif (number := ended.get("exit_signal")) is not None:
-        yield f"signal {number}"
-    elif outcome := ended.get("outcome"):
-        yield words(outcome)
-    if reason := worker.get("stop_reason"):
-        yield words(reason.replace("-", " "))
-    if worker.get("dirty"):
-        yield "work tree changed"
+    elif number is not None and worker.get("stop_reason") in {"", None}:
+        yield f"killed by {_signal(number)}"
+    reason = str(worker.get("stop_reason") or "")
+    yield _REASONS[StopReason(reason)] if reason in set(StopReason) else words(reason)
+    # The outcome and the reason have been told, in better words.
+    yield words(error) if error not in {outcome, reason, str(Outcome.EXITED)} else ""
+    yield "work tree changed" if worker.get("dirty") else ""
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _unit(unit: Mapping[str, Any] | None) -> str:
@@ -284,3 +370,9 @@ def _time(at: int) -> str:
         return datetime.fromtimestamp(at / 1000).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return _UNTOLD
+
+
+def _clock(at: int, now: int) -> str:
+    """A time to come, of the day where that says enough."""
+    told = _time(at)[:-3]
+    return told.rpartition(" ")[2] if at - now < _LONG_MS else told

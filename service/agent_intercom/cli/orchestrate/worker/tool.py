@@ -181,7 +181,7 @@ class _Acting:
         return telling.safe(telling.changed(action, result, looking.now())), result
 
     def _spawn(self) -> tuple[Iterable[str], dict[str, Any]]:
-        from agent_intercom.cli.orchestrate.worker import starting, telling
+        from agent_intercom.cli.orchestrate.worker import looking, starting, telling
 
         params = self._params
         writable = params.get("writable")
@@ -206,14 +206,15 @@ class _Acting:
             key=params.get("key"),
         )
         result = self._service.request("start", wanted, starting.TIMEOUT)
-        return telling.safe(telling.started(result["worker"], "orchestrate")), result
+        lines = telling.started(result["worker"], looking.now(), kept=wanted["keep_output"], confined=confined)
+        return telling.safe(lines), result
 
     def _list(self, history: bool = False) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import looking, telling
 
         everyone = self._params.get("all", False)
-        result = self._service.request("list", {"all": everyone, "history": history})
-        lines = telling.listed(result, "orchestrate", looking.now(), everyone, history)
+        result = looking.found(self._service, everyone, history)
+        lines = telling.listed(result, None, everyone, looking.now())
         details = {**result, "scope": "all" if everyone else "manager", "view": "history" if history else "current"}
         return telling.safe(lines), details
 
@@ -225,7 +226,7 @@ class _Acting:
 
         if "id" not in self._params:
             return self._list()
-        result = self._service.request("status", {"worker": self._params["id"]})
+        result = looking.whole(self._service, self._params["id"])
         return telling.safe(telling.status(result, looking.now())), result
 
     def _logs(self) -> tuple[Iterable[str], dict[str, Any]]:
@@ -234,7 +235,10 @@ class _Acting:
         lines = min(max(int(self._params.get("lines", 80)), 1), 500)
         wanted = self._params.get("output", False)
         result = self._service.request("logs", {"worker": self._params["id"], "lines": lines, "output": wanted})
-        return telling.safe(telling.logs(result, wanted)), result
+        if not wanted:
+            return telling.safe(telling.logs(result["events"])), result
+        output = result.get("output")
+        return ["Its output is not kept: keepOutput of spawn."] if output is None else telling.printed(output), result
 
     def _wait(self) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import looking, telling
@@ -253,10 +257,13 @@ class _Acting:
         return telling.safe(telling.renewed(result["workers"], looking.now())), result
 
     def _forget(self) -> tuple[Iterable[str], dict[str, Any]]:
-        from agent_intercom.cli.orchestrate.worker import telling
+        from agent_intercom.cli.orchestrate.worker import removing, telling
 
-        acknowledged = self._params.get("acknowledge", False)
-        result = self._service.request("forget", {"worker": self._params["id"], "acknowledge": acknowledged})
+        if not self._params.get("acknowledge", False):
+            result, why = removing.forgettable(self._service, self._params["id"])
+            lines = telling.forgettable(result["candidates"], why, "acknowledge:true removes it")
+            return telling.safe(lines), result
+        result = self._service.request("forget", {"worker": self._params["id"], "acknowledge": True})
         return telling.safe(telling.removed("forgot", result["forgotten"])), result
 
     def _prune(self) -> tuple[Iterable[str], dict[str, Any]]:
@@ -264,7 +271,7 @@ class _Acting:
 
         if not self._params.get("acknowledge", False):
             found = removing.prunable(self._service, self._params.get("id"), False)
-            lines = [*telling.listed({"workers": found, "hidden": 0}, "orchestrate", looking.now(), True, True)]
+            lines = [*telling.listed({"workers": found, "hidden": 0}, None, True, looking.now())]
             lines.append("Nothing was removed: acknowledge:true removes these.")
             return telling.safe(lines), {"candidates": found, "pruned": [], "errors": []}
         wanted: dict[str, Any] = {"all": False, "acknowledge": True}

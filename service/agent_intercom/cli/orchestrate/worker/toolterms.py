@@ -95,7 +95,7 @@ PARAMETERS: Final = {
     "execute": Parameter(_SWITCH, "really do it; otherwise only tell what would be done"),
     "acknowledge": Parameter(_SWITCH, "really remove it"),
     "lines": Parameter(_NUMBER, "how many events, 1 to 500; 80 otherwise"),
-    "output": Parameter(_SWITCH, "what it printed, too"),
+    "output": Parameter(_SWITCH, "what it printed, instead of events"),
     "harness": Parameter(_TEXT, "command, or nothing"),
 }
 
@@ -106,7 +106,7 @@ _SPAWN: Final = (
 
 ACTIONS: Final = {
     "spawn": Action("start a worker", tuple(_SPAWN.split()), ("command",)),
-    "list": Action("your workers", ("all",)),
+    "list": Action("your workers that live", ("all",)),
     "history": Action("your workers, with all that have ended and are retained", ("all",)),
     "status": Action("where a worker stands, its unit and its processes; without id, all of yours", ("id", "all")),
     "stop": Action("end a worker for good, all its processes, and the workers that it has started", ("id",), ("id",)),
@@ -117,7 +117,9 @@ ACTIONS: Final = {
     "renew": Action("keep a worker, or all of yours, from being ended for idleness", ("id",)),
     "pause": Action("freeze a worker", ("id",), ("id",)),
     "resume": Action("let a frozen worker go on", ("id",), ("id",)),
-    "logs": Action("what happened to a worker", ("id", "lines", "output"), ("id",)),
+    "logs": Action(
+        "what happened to a worker; with output what it printed instead", ("id", "lines", "output"), ("id",)
+    ),
     "wait": Action("wait for a worker", ("id", "until", "timeout"), ("id",)),
     "notify": Action("from inside a worker: how it is", ("state",), ("state",)),
     "forget": Action("remove the record of a worker that has ended", ("id", "acknowledge"), ("id",)),
@@ -207,7 +209,7 @@ def size(params: Mapping[str, Any], name: str) -> int | None:
     if name not in params:
         return None
     try:
-        return amounts.size(str(params[name])) if name != "tasksMax" else amounts.positive(str(int(params[name])))
+        return amounts.size(str(params[name])) if name != "tasksMax" else amounts.tasks(str(int(params[name])))
     except ValueError as error:
         raise Invalid(f"{name} {error}") from error
 

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`orchestrate worker list`, `status`, `logs` and `wait`: what a person sees of workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_intercom.workers.records import Ending, Grant
+from tests.unit.orchcli import Home
+from tests.unit.toldservice import ID, IDLE, INCARNATION, Service, clock, ended, serving, stand, worker
+
+
+@pytest.fixture
+def service(home: Home) -> Iterator[Service]:
+    """A worker service that listens."""
+    with serving(home.runtime) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def a_time_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute that does not end in the middle of a test."""
+    stand(monkeypatch)
+
+
+def test_list(home: Home, service: Service) -> None:
+    now = int(time.time() * 1000)
+    service.answers["list"] = {
+        "workers": [
+            worker(role="reviewer", runtime_deadline_at=now + 2 * IDLE),
+            ended("old", id="ffffffffffff", dirty=True),
+            worker("evil\x1b[31m", state="blocked", state_reason="stop_in_progress", error_code="stop_failed"),
+        ],
+        "hidden": 2,
+    }
+    said = home.call("worker", "list", "--all")
+    header, first, third, more = said.out.splitlines()
+    assert header.split() == ["WORKER", "ID", "ROLE", "STATE", "FOR", "OWNER", "NOTE"]
+    assert " ".join(first.split()) == (
+        f"review {ID} reviewer ready 2 min person is ended at {clock(IDLE)} if idle, at {clock(2 * IDLE)} in any case"
+    )
+    assert third.startswith("evil\\x1b[31m  ") and "blocked: stop in progress" in third and "stop failed" in third
+    assert more == "(3 more have ended: --history)"
+    assert service.params("list") == {"all": True, "history": False}
+    found = home.json("worker", "list").data
+    assert [each["name"] for each in found["workers"]] == ["review", "evil\x1b[31m"] and found["hidden"] == 3
+    said = home.call("worker", "list", "--history")
+    assert said.out.splitlines()[2].endswith("  person  exit 3, on request, work tree changed")
+    assert "--history)" not in said.out and home.json("worker", "list", "--history").data["hidden"] == 0
+
+
+def test_a_list_of_nothing_tells_where_to_look(home: Home, service: Service) -> None:
+    service.answers["list"] = {"workers": [], "hidden": 0}
+    assert "`orchestrate worker list --all`" in home.call("worker", "list").out
+    assert home.call("worker", "list", "--all").out == "No workers.\n"
+    service.answers["list"] = {"workers": [ended()], "hidden": 0}
+    assert home.call("worker", "list", "--all").out == "No workers live.\n(1 more has ended: --history)\n"
+    assert "You have no workers that live" in home.call("worker", "list").out
+
+
+def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Service) -> None:
+    service.answers["list"] = {"workers": [worker(grant=Grant(children=1, descendants=1))], "hidden": 0}
+    hint = "(what they have started themselves: `orchestrate worker list --all`)\n"
+    assert home.call("worker", "list").out.endswith(hint)
+    assert hint not in home.call("worker", "list", "--all").out
+
+
+@pytest.mark.parametrize(
+    ("changed", "note"),
+    [
+        ({"idle_deadline_at": None}, ""),
+        ({"state": "registering", "readiness": "unverified", "idle_deadline_at": None}, "says nothing of itself"),
+        ({"idle_deadline_at": None, "runtime_deadline_at": IDLE}, "is ended at IDLE in any case"),
+        ({"runtime_deadline_at": IDLE - 1}, "is ended at IDLE in any case"),
+        ({"grace_ms": 60_000}, "is ended at MORE if idle"),
+        ({"idle_deadline_at": None, "runtime_deadline_at": 90_000_000}, "is ended at LATER in any case"),
+        ({"state": "paused"}, "its times stand still"),
+        ({"state": "failed", "stop_reason": "spawn-failed", "error_code": "command_not_found"}, "command not found"),
+        ({"state": "failed", "error_code": "signaled", "ended": ("signaled", 9)}, "killed by SIGKILL"),
+        ({"state": "failed", "error_code": "oom-kill", "ended": ("oom-kill", 9)}, "its memory was full, killed by"),
+        ({"state": "stopped", "stop_reason": "idle-grace-expired", "ended": ("signaled", 15)}, "was idle for too long"),
+        ({"state": "lost", "error_code": "unknown", "ended": ("unknown", None)}, ""),
+    ],
+)
+def test_a_note_says_each_thing_once(home: Home, service: Service, changed: dict[str, Any], note: str) -> None:
+    now = int(time.time() * 1000)
+    given = {key: now + value if key == "runtime_deadline_at" else value for key, value in changed.items()}
+    if "ended" in given:
+        outcome, number = given["ended"]
+        given["ended"] = Ending(at=1, outcome=outcome, exit_signal=number)
+    service.answers["list"] = {"workers": [worker(**given)], "hidden": 0}
+    row = home.call("worker", "list", "--history").out.splitlines()[1]
+    later = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + 90_000))
+    for word, at in (("IDLE", clock(IDLE)), ("MORE", clock(IDLE + 60_000)), ("LATER", later)):
+        note = note.replace(word, at)
+    assert row.partition("  person")[2].strip().startswith(note) and (note or row.endswith("person"))
+    assert "signaled" not in row and "unknown" not in row and "spawn" not in row
+
+
+def test_status_of_a_worker(home: Home, service: Service) -> None:
+    service.answers["status"] = {
+        "worker": worker(
+            readiness="unverified",
+            parent="00000000beef",
+            depth=1,
+            idle_ms=3_600_000,
+            grace_ms=900_000,
+            runtime_ms=43_200_000,
+            checkpoint_requested_at=1,
+            checkpoint_deadline_at=int(time.time() * 1000) + 60_000,
+        ),
+        "processes": [{"pid": 7, "name": "make\n"}],
+        "unit": {
+            "active": "active",
+            "sub": "running",
+            "result": "success",
+            "freezer": "frozen",
+            "memory_bytes": 1_572_864,
+            "tasks": 3,
+            "cpu_usec": 2_500_000,
+        },
+    }
+    said = home.call("worker", "status", "review")
+    assert said.code == 0
+    assert "state: ready, unverified, for 2 min" in said.out
+    assert f"note: asked for a checkpoint, is ended at {clock(60_000)} if idle\n" in said.out
+    assert "2 min ago; generation 1\nrole: driven as command\nowner: person\n" in said.out
+    assert "lives on for: 1 h without a sign of life and 15 min more, 12 h in all\n" in said.out
+    assert "started by: worker 00000000beef, depth 1" in said.out
+    assert ".scope, active (running), frozen, 1.5 MiB, 3 tasks, 2.5 s of processor" in said.out
+    assert said.out.splitlines()[-1] == "7    make\\x0a"
+    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
+    assert ".scope, gone" in home.call("worker", "status", "review").out
+    silent = worker(state="registering", readiness="unverified")
+    service.answers["status"] = {"worker": silent, "processes": [], "unit": None}
+    said = home.call("worker", "status", "review")
+    assert "unverified: it says nothing of itself (`orchestrate worker notify`, from inside it)\n" in said.out
+    assert "lives on for: ever\n" in said.out and said.out.count("says nothing") == 1
+
+
+def test_status_of_a_worker_tells_of_its_children(home: Home, service: Service) -> None:
+    parent = worker(grant=Grant(children=2, descendants=2))
+    service.answers["status"] = {"worker": parent, "processes": [], "unit": None}
+    child = worker(f"{ID}/child", id="cccccccccccc", parent=INCARNATION, incarnation="cccccccccccd")
+    others = [parent, worker("other", id="dddddddddddd"), ended("gone", id="eeeeeeeeeeee", parent=INCARNATION)]
+    service.answers["list"] = {"workers": [child, *others], "hidden": 0}
+    said = home.call("worker", "status", "review")
+    header, row = said.out.splitlines()[-2:]
+    assert header.split() == ["CHILD", "ID", "STATE", "NOTE"] and row.startswith(f"{ID}/child  cccccccccccc  ready")
+    assert service.params("list") == {"all": True, "history": False}
+    assert [each["id"] for each in home.json("worker", "status", "review").data["children"]] == ["cccccccccccc"]
+
+
+def test_status_of_all(home: Home, service: Service) -> None:
+    service.answers["health"] = {"version": "0.1.0", "live": 1, "systemd": 257, "confinement": ["files-read-only"]}
+    service.answers["list"] = {"workers": [worker()], "hidden": 0}
+    said = home.call("worker", "status")
+    assert said.out.startswith("worker service: version 0.1.0, 1 live, systemd 257\n") and ID in said.out
+    assert home.json("worker", "status").data["health"]["live"] == 1
+    service.answers["health"] = {"version": "0.1.0", "live": 0, "systemd": None, "confinement": []}
+    assert "no service manager answers it\nthe kernel can enforce: nothing\n" in home.call("worker", "status").out
+
+
+def test_logs(home: Home, service: Service) -> None:
+    event = {"at": 1_700_000_000_000, "worker": ID, "incarnation": "x", "kind": "stop_failed", "code": ""}
+    service.answers["logs"] = {"events": [event], "output": None}
+    said = home.call("worker", "logs", "review", "--lines", "5", "--override")
+    assert said.out.splitlines()[1].endswith("stop failed  -")
+    assert service.params("logs") == {"worker": "review", "lines": 5, "output": False}
+    assert service.caller["override"] is True
+    said = home.call("worker", "logs", "review", "--output")
+    assert said.code == 0 and said.out == "" and "not kept" in said.err and said.err.count("\n") == 1
+    assert home.json("worker", "logs", "review", "--output").data["output"] is None
+    service.answers["logs"] = {"events": [event], "output": "a\tb\r\n\x1b[2Jc\n\n"}
+    assert home.call("worker", "logs", "review", "--output").out == "a\tb\n\\x1b[2Jc\n\n"
+    service.answers["logs"] = {"events": [event], "output": "no end of a line"}
+    assert home.call("worker", "logs", "review", "--output").out == "no end of a line\n"
+    service.answers["logs"] = {"events": [event], "output": ""}
+    assert home.call("worker", "logs", "review", "--output").out == ""
+
+
+def test_wait(home: Home, service: Service) -> None:
+    service.answers["wait"] = {"worker": ended(), "reached": True}
+    said = home.call("worker", "wait", "review")
+    assert (said.code, said.out) == (0, "review: stopped (exit 3, on request)\n")
+    assert service.params("wait") == {"worker": "review", "until": "end", "timeout_ms": 60_000}
+
+
+def test_wait_asks_again_and_by_the_id(home: Home, service: Service) -> None:
+    answers = iter([False, True])
+    service.answers["wait"] = lambda params: {"worker": worker(), "reached": next(answers)}
+    assert home.call("worker", "wait", "review", "--until", "idle").code == 0
+    assert [each["params"]["worker"] for each in service.asked] == ["review", ID]
+
+
+def test_what_was_waited_for_in_vain_is_told(home: Home, service: Service) -> None:
+    service.answers["wait"] = {"worker": worker(), "reached": False}
+    said = home.json("worker", "wait", "review", "--until", "idle", "--timeout", "1ms")
+    assert said.code == 1 and said.error == ("timed_out", "it is ready and not idle yet")
+    assert said.envelope["data"]["worker"]["id"] == ID
+    service.answers["wait"] = {"worker": ended(), "reached": False}
+    said = home.call("worker", "wait", "review", "--until", "idle")
+    assert said.code == 5 and "it is stopped and will not be idle any more" in said.err

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from agent_intercom.workers.contract import Code, Limits
+from agent_intercom.workers.lifecycle import reached
 from agent_intercom.workers.records import Grant
-from agent_intercom.workers.registry import Wanted, reached
+from agent_intercom.workers.terms import Wanted
 from tests.unit.workerstage import FOREIGN, PERSON, WIDE, Stage, inside, refused
 
 MINUTE = 60_000

@@ -14,7 +14,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from agent_intercom.workers.contract import Lifetimes, State
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.records import Grant, Worker
-from agent_intercom.workers.registry import Caller, Changes, Due, Registry, Wanted, Work
+from agent_intercom.workers.registry import Registry
+from agent_intercom.workers.terms import Caller, Changes, Due, Wanted, Work
 from tests.unit.workerstage import PLACED, Stage, ending
 
 IDLE, WARNING, GRACE, RUNTIME = 100, 30, 50, 400

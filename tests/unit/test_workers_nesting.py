@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent_intercom.workers.contract import Code, Lifetimes, Limits, State, StopReason
 from agent_intercom.workers.records import Grant, Worker
-from agent_intercom.workers.registry import Caller, Due, Loaded, Work
+from agent_intercom.workers.terms import Caller, Due, Loaded, Work
 from tests.unit.workerstage import FOREIGN, OVERRIDE, PERSON, SESSION, WIDE, Stage, ending, inside, refused
 
 DAY = 24 * 3_600_000

@@ -12,7 +12,7 @@ from agent_intercom.workers import lifecycle
 from agent_intercom.workers.contract import Code, Outcome, State, StopReason
 from agent_intercom.workers.lifecycle import TABLE, Evidence
 from agent_intercom.workers.records import Ending
-from agent_intercom.workers.registry import Caller, Due, Loaded, Wanted, Work
+from agent_intercom.workers.terms import Caller, Due, Loaded, Wanted, Work
 from tests.unit.workerstage import (
     FOREIGN,
     OTHER,

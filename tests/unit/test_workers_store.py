@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from agent_intercom.workers import schema
 from agent_intercom.workers.contract import Code, Limits
 from agent_intercom.workers.records import Event, Generation, Worker
-from agent_intercom.workers.registry import Caller, Changes, Loaded, Wanted
 from agent_intercom.workers.store import Store, StoreError
+from agent_intercom.workers.terms import Caller, Changes, Loaded, Wanted
 from tests.unit.stepping import Step, SteppingVFS, kill_at_each, killing, steps_of
 from tests.unit.workerstage import OVERRIDE, PERSON, SESSION, WIDE, Stage, inside
 

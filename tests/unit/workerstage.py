@@ -13,7 +13,8 @@ import pytest
 from agent_intercom.workers.contract import Lifetimes, Limits
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.records import Ending, Grant, Placed, Worker
-from agent_intercom.workers.registry import Caller, Loaded, Registry, Wanted
+from agent_intercom.workers.registry import Registry
+from agent_intercom.workers.terms import Caller, Loaded, Wanted
 
 PERSON = Caller("scope-a")
 SESSION = Caller("scope-a", "manager-1")

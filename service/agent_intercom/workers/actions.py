@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from agent_intercom.workers import contract, orders, places, removing
+from agent_intercom.workers import contract, orders, pausing, places, removing
 from agent_intercom.workers.answers import told
 from agent_intercom.workers.contract import TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.lifecycle import reached
 from agent_intercom.workers.looking import Looking
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.provisioning import Order
 from agent_intercom.workers.records import Grant, Worker
-from agent_intercom.workers.registry import reached
 from agent_intercom.workers.terms import Caller, Stopping, Wanted
 from agent_intercom.workers.watching import now_ms
 
@@ -119,8 +119,9 @@ class Actions:
         self.known: dict[str, tuple[type[msgspec.Struct], Method, bool]] = {
             "start": (Start, self._start, True),
             "start_role": (StartRole, self._start_role, True),
-            "stop_role": (StopRole, self._stop_role, True),
-            "stop": (One, self._stop, True),
+            # Whoever wants to end something is not refused because it cannot be written down.
+            "stop_role": (StopRole, self._stop_role, False),
+            "stop": (One, self._stop, False),
             "restart": (Again, self._restart, True),
             "pause": (One, self._pause, True),
             "resume": (One, self._resume, True),
@@ -247,21 +248,23 @@ class Actions:
     async def _stop_role(self, caller: Caller, asked: StopRole) -> dict[str, Any]:
         _outside(caller)
         fenced = self._registry.stop_role(caller, asked.run, asked.role, now_ms())
-        self._service.commit()
+        self._service.record()
         ended = await asyncio.shield(self._service.spawn(self._service.end_all(fenced)))
-        return {"stopped": [told(worker) for worker in ended]}
+        return {"stopped": [told(worker) for worker in ended], "recorded": not self._service.behind}
 
     # Ending and starting again
 
     async def _stop(self, caller: Caller, asked: One) -> dict[str, Any]:
         stopping = self._registry.stop(caller, asked.worker, now_ms())
-        self._service.commit()
+        self._service.record()
         return await self._end(stopping)
 
     async def _end(self, stopping: Stopping) -> dict[str, Any]:
         ended = await asyncio.shield(self._service.spawn(self._service.end_all(stopping.fenced)))
         now = self._registry.get(stopping.worker.id) or stopping.worker
-        return {"worker": told(now), "stopped": [told(worker) for worker in ended]}
+        stopped = [told(worker) for worker in ended]
+        # What is not written down is forgotten with a restart of the service, which then finds that it has ended.
+        return {"worker": told(now), "stopped": stopped, "recorded": not self._service.behind}
 
     async def _restart(self, caller: Caller, asked: Again) -> dict[str, Any]:
         seen = self._registry.find(caller, asked.worker)
@@ -294,12 +297,20 @@ class Actions:
         return {"worker": told(begun), "stopped": [told(each) for each in ended]}
 
     async def _pause(self, caller: Caller, asked: One) -> dict[str, Any]:
+        await self._look(caller, asked)
         worker = self._registry.pause(caller, asked.worker, now_ms())
-        return {"worker": told(await self._service.carry_out(self._service.pause(worker)))}
+        return {"worker": told(await self._service.carry_out(pausing.pause(self._service, worker)))}
 
     async def _resume(self, caller: Caller, asked: One) -> dict[str, Any]:
+        await self._look(caller, asked)
         worker = self._registry.resume(caller, asked.worker, now_ms())
-        return {"worker": told(await self._service.carry_out(self._service.resume(worker)))}
+        return {"worker": told(await self._service.carry_out(pausing.resume(self._service, worker)))}
+
+    async def _look(self, caller: Caller, asked: One) -> None:
+        """Find out whether somebody has paused or resumed a worker past us."""
+        worker = self._registry.find(caller, asked.worker)
+        if worker.state not in TERMINAL and worker.placed is not None:
+            await pausing.look(self._service, worker)
 
     # Whose it is
 

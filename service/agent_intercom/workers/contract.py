@@ -25,7 +25,7 @@ DESCRIPTION: Final = "Agent Intercom, worker"
 """What every scope unit is described as; the default would be the command line."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{1,79}", re.ASCII)
-"""A label that people choose. Two that differ by case only are the same label (section 2.1)."""
+"""A name that people choose. Two that differ by case only are the same name (section 2.1)."""
 
 ID: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
 """A worker's id, which it keeps for life, and an incarnation, which is new for each start. Both are opaque."""
@@ -69,6 +69,10 @@ TERMINAL: Final = frozenset({State.FAILED, State.LOST, State.STOPPED})
 STOP_IN_PROGRESS: Final = "stop_in_progress"
 CHILDREN_REMAIN: Final = "children_remain"
 """Why a worker is `blocked`: it is being ended, or its leader ended and left processes behind."""
+
+
+LEFT_UNIT: Final = "left_unit"
+"""The `error_code` of a worker that has ended whose processes had left its unit: there nobody is, elsewhere may be."""
 
 
 class StopReason(StrEnum):

@@ -29,7 +29,7 @@ def principal(caller: Caller) -> Owner:
 
 
 def own_name(worker: Worker) -> str:
-    """A worker's label without what makes it unique: a run's unit id, or the id of the worker that started it."""
+    """A worker's name without what makes it unique: a run's unit id, or the id of the worker that started it."""
     return worker.name.rpartition("/")[2]
 
 
@@ -39,7 +39,7 @@ class Ownership(Table):
     def find(self, caller: Caller, reference: str) -> Worker:
         """The worker that a caller may see (`status`, `wait`).
 
-        `reference` is an id, the beginning of exactly one, or a label, of which a live worker's comes first.
+        `reference` is an id, the beginning of exactly one, or a name, of which a live worker's comes first.
         Codes: worker_not_found, worker_ambiguous (never for a caller inside a worker, who learns nothing of others).
         """
         me = self._me(caller)
@@ -105,14 +105,14 @@ class Ownership(Table):
         return [self._put(later) for worker, later in zip(owned, found, strict=True) if later is not worker]
 
     def rename(self, caller: Caller, reference: str, name: str, now: int) -> Worker:
-        """Give a live worker another label; nothing else changes.
+        """Give a live worker another name; nothing else changes.
 
         Codes as of `find`, and not_owner, worker_not_live, conflict, name_taken, invalid_request.
         """
         worker = self._running(self._owned(caller, reference))
-        label = self._label(name, self._parent(worker))
-        self._free(label, worker.id, self._scopes.get(worker.id) if worker.id in self._scopes else caller.scope)
-        return worker if label == worker.name else self._put(replace(worker, name=label, updated_at=now), "renamed")
+        full = self._full(name, self._parent(worker))
+        self._free(full, worker.id, self._scopes.get(worker.id) if worker.id in self._scopes else caller.scope)
+        return worker if full == worker.name else self._put(replace(worker, name=full, updated_at=now), "renamed")
 
     # Who is who
 
@@ -176,9 +176,9 @@ class Ownership(Table):
             worker = replace(worker, owner=Owner(owner.kind, owner.name, worker.owner.epoch + 1))
         return self._put(leases.touch(worker, now, self._lifetimes.lease_ms), kind)
 
-    # Labels
+    # Names
 
-    def _label(self, name: str, parent: Worker | None) -> str:
+    def _full(self, name: str, parent: Worker | None) -> str:
         """What a worker is called in full; below another worker, names need to be unique there only.
 
         Otherwise a worker could find out by names that are taken what there is outside its own subtree.
@@ -187,11 +187,11 @@ class Ownership(Table):
             raise WorkerError(Code.INVALID, "2 to 80 letters, digits, '.', '_', '-'; a letter or digit first", "name")
         return name if parent is None else f"{parent.id}/{name}"
 
-    def _free(self, label: str, worker: str, scope: str | None) -> None:
-        """Make sure that no other live worker of the scope id has this label. Raises WorkerError, `name_taken`."""
+    def _free(self, name: str, worker: str, scope: str | None) -> None:
+        """Make sure that no other live worker of the scope id has this name. Raises WorkerError, `name_taken`."""
         for other in self._rows.values():
             same_scope = other.id in self._scopes and self._scopes[other.id] == scope
-            if other.id != worker and lifecycle.alive(other) and same_scope and _same(other.name, label):
+            if other.id != worker and lifecycle.alive(other) and same_scope and _same(other.name, name):
                 raise WorkerError(Code.NAME_TAKEN, "a live worker has this name already", "name")
 
 
@@ -204,15 +204,15 @@ def _same(name: str, other: str) -> bool:
 
 
 def _matches(workers: Sequence[Worker], reference: str) -> list[Worker]:
-    """The workers that a reference may mean: by id, else by label, else by the beginning of an id."""
+    """The workers that a reference may mean: by id, else by name, else by the beginning of an id."""
     if ID.fullmatch(reference) is not None and (exact := [row for row in workers if row.id == reference]):
         return exact
-    for labelled in (
+    for named in (
         [row for row in workers if _same(row.name, reference)],
         [row for row in workers if row.parent is not None and _same(own_name(row), reference)],
     ):
-        if labelled:
-            return list(filter(lifecycle.alive, labelled)) or labelled
+        if named:
+            return list(filter(lifecycle.alive, named)) or named
     return _beginning(workers, reference)
 
 

@@ -60,8 +60,9 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, as it is now.
 
-    `name` is its label. `role` and `driver` say what it is for and what drives it. `run` is the run's unit id, `role`
-    then one of its roles. `readiness` is `verified` (it spoke to us from inside its unit), `unverified` or empty.
+    `name` is what people call it. `role` and `driver` say what it is for and what drives it. `run` is the run's unit
+    id, `role` then one of its roles. `readiness` is `verified` (it spoke to us from inside its unit), `unverified` or
+    empty.
     `enforced` has the words of `confinement.plan`. `interrupted` is what `blocked`, `paused` and `unreachable`
     return to. `parent` is the incarnation that started it, `root` the topmost one above it, or its own.
     `idle_ms`, `warning_ms`, `grace_ms` and `runtime_ms` are its lifetimes, 0 being "never". Since `paused_at` its times

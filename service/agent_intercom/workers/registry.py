@@ -6,7 +6,7 @@ changes is in memory at once and in `take()` for the store; who calls it commits
 raises WorkerError has changed nothing.
 
 Methods named like actions take the caller and a reference to a worker: its id, the beginning of exactly one, or its
-label (`UNIT/ROLE` for a run's). Methods named like facts (`placed`, `ended`, ...) take an incarnation. The parts:
+name (`UNIT/ROLE` for a run's). Methods named like facts (`placed`, `ended`, ...) take an incarnation. The parts:
 `table` (rows, what is to be stored), `ownership` (who may), `starting`, `facts` (what is told, what is due),
 `retention`.
 """
@@ -18,38 +18,15 @@ from msgspec.structs import replace
 from agent_intercom.workers import leases, lifecycle, retention
 from agent_intercom.workers.contract import Code, State, StopReason
 from agent_intercom.workers.errors import WorkerError
-from agent_intercom.workers.lifecycle import reached
 from agent_intercom.workers.records import Worker
 from agent_intercom.workers.retention import Retention
 from agent_intercom.workers.starting import Starting
 from agent_intercom.workers.terms import (
     NOTIFIABLE,
     Caller,
-    Candidates,
-    Changes,
-    Due,
     Listed,
-    Loaded,
-    Started,
     Stopping,
-    Wanted,
-    Work,
 )
-
-__all__ = [
-    "Caller",
-    "Candidates",
-    "Changes",
-    "Due",
-    "Listed",
-    "Loaded",
-    "Registry",
-    "Started",
-    "Stopping",
-    "Wanted",
-    "Work",
-    "reached",
-]
 
 _VERIFIED = "verified"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the registry's database, and how rows get in and out of them (managed-workers spec, section 2.18).
 
-Metadata only: labels and codes, digests instead of directories and tasks, and never a scope id, a command or a
+Metadata only: names and codes, digests instead of directories and tasks, and never a scope id, a command or a
 variable. A worker's parent is named by its incarnation, which stays in `incarnation` as long as a row names it, so that
 one that was started again or forgotten meanwhile leaves no row behind that makes no sense.
 """

@@ -166,17 +166,17 @@ class Starting(Ownership):
 
     def _new(self, caller: Caller, me: Worker | None, wanted: Wanted, grant: Grant | None, now: int) -> Worker:
         if wanted.run is not None:
-            worker, label = _role_id(wanted.run, wanted.role), f"{wanted.run}/{wanted.role}"
+            worker, name = _role_id(wanted.run, wanted.role), f"{wanted.run}/{wanted.role}"
             generation = self._role_generation(worker, wanted.generation)
             owner = Owner("run", wanted.run)
         else:
             worker, generation, owner = self._fresh(), 1, principal(caller)
             made = "-".join(filter(None, (wanted.driver, wanted.role, worker[:6])))
-            label = self._label(wanted.name if wanted.name is not None else made, me)
+            name = self._full(wanted.name if wanted.name is not None else made, me)
         incarnation, durations = self._fresh(), self._durations(wanted)
         return Worker(
             id=worker,
-            name=label,
+            name=name,
             driver=wanted.driver,
             role=wanted.role,
             run=wanted.run,

@@ -195,15 +195,20 @@ def test_what_has_ended_or_is_being_ended_is_not_adopted(stage: Stage) -> None:
         stage.it.adopt(OTHER, worker.id, stage.now)
 
 
-def test_a_worker_whose_scope_id_is_not_known_is_seen_without_one_only_and_never_begins_again(stage: Stage) -> None:
-    worker = stage.run()
+def test_a_worker_whose_scope_id_is_not_known_any_more_is_nobodys_to_see_and_never_begins_again(stage: Stage) -> None:
+    worker, bare = stage.run(), stage.run(Caller())
     later = Stage(loaded=Loaded(workers=stage.it.take().workers))
+    for caller in (PERSON, Caller(), Caller(None, "manager-1")):
+        with refused(Code.NOT_FOUND):
+            later.it.find(caller, worker.id)
+        assert worker not in later.it.list(caller, stage.now, everyone=True, history=True).workers
+    assert later.it.find(Caller(override=True), worker.id) == worker
     with refused(Code.NOT_FOUND):
-        later.it.find(PERSON, worker.id)
-    assert later.it.find(Caller(), worker.id) == worker
-    for action in (later.it.restart, later.it.adopt):
+        later.it.find(PERSON, bare.id)
+    assert later.it.find(Caller(), bare.id) == bare
+    for row, action in ((worker, later.it.restart), (bare, later.it.restart), (bare, later.it.adopt)):
         with refused(Code.PLACE_LOST):
-            action(Caller(), worker.id, stage.now)
+            action(Caller(override=row is worker), row.id, stage.now)
     later.it.remember_scope(worker.id, "scope-a")
     assert later.it.find(PERSON, worker.id) == worker
 

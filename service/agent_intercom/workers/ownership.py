@@ -136,8 +136,10 @@ class Ownership(Table):
             return self._below(worker, me)
         if caller.override:
             return True
-        # Where the scope id is not known, a caller with one must not learn of a worker that may have another.
-        return caller.scope is None if worker.id not in self._scopes else self._scopes[worker.id] == caller.scope
+        if worker.id in self._scopes:
+            return self._scopes[worker.id] == caller.scope
+        # Which scope id it has is not known any more: nobody must learn of a worker that may have another.
+        return caller.scope is None and not worker.scoped
 
     def _mine(self, caller: Caller, me: Worker | None, worker: Worker) -> bool:
         """Whether a worker is the caller's own; of a worker, its direct child."""

@@ -26,6 +26,7 @@ CREATE TABLE worker (
     driver                  TEXT NOT NULL,
     role                    TEXT NOT NULL,
     run                     TEXT,
+    scoped                  INTEGER NOT NULL CHECK (scoped IN (0, 1)),
     state                   TEXT NOT NULL,
     state_reason            TEXT NOT NULL,
     interrupted             TEXT NOT NULL,
@@ -157,6 +158,7 @@ def unpacked(values: Sequence[Any]) -> Worker:
     row = dict(zip(COLUMNS, values, strict=True))
     record = {name: row[name] for name in _PLAIN}
     record["enforced"] = json.loads(record["enforced"])
+    record["scoped"] = bool(record["scoped"])
     record["dirty"] = None if record["dirty"] is None else bool(record["dirty"])
     for name, (_, columns) in _NESTED.items():
         nested = {field: row[column] for field, column in columns.items()}

@@ -36,7 +36,7 @@ class Starting(Ownership):
         scope = caller.scope if me is None else self.scope(me.id)
         grant = self._admit(me, wanted, now)
         self._room(wanted.run, now)
-        worker = self._new(caller, me, wanted, grant, now)
+        worker = replace(self._new(caller, me, wanted, grant, now), scoped=scope is not None)
         self._free(worker.name, worker.id, scope)
         self._drop_expired(now)
         self._set(self._scopes, worker.id, scope)
@@ -235,6 +235,7 @@ class Starting(Ownership):
             driver=old.driver,
             role=old.role,
             run=old.run,
+            scoped=old.scoped,
             generation=generation,
             incarnation=incarnation,
             owner=old.owner,

@@ -73,8 +73,8 @@ class Table:
     def remember_scope(self, worker: str, scope: str | None) -> None:
         """Say which scope id a worker has (None: none at all), after it was loaded.
 
-        Without it, the scope id is not known: nobody can restart or adopt the worker, and only a person without a scope
-        id, or with an override, sees it.
+        Without it, the scope id is not known: nobody can restart or adopt the worker, and where it had one only a
+        person with an override sees it.
         """
         if worker in self._rows:
             self._scopes[worker] = scope

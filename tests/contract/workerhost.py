@@ -23,7 +23,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from agent_intercom.host.scopes import ScopeState, Started
+    from agent_intercom.workers.managers import Connection
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = ROOT / "service"
@@ -87,7 +91,10 @@ class Group:
 
 
 class StandIn:
-    """What `host.scopes.Scopes` is to the worker service. Its memory is a directory, so it outlives the service."""
+    """A `workers.managers.Connection`. Its memory is a directory, so it outlives the service.
+
+    Files there make it differ: `no-bus`, `no-freezer` (it does nothing), `run-over`, `jobs` (how many).
+    """
 
     def __init__(self, memory: str, group: str, root: str) -> None:
         self.lost = asyncio.Event()
@@ -106,11 +113,11 @@ class StandIn:
 
     def returned(self, callback: Callable[[], None]) -> None: ...
 
-    async def states(self, pattern: str) -> dict[str, Any]:
+    async def states(self, pattern: str) -> dict[str, ScopeState]:
         units = [directory.name for directory in self._root.iterdir() if directory.is_dir()]
         return {unit: state for unit in units if (state := await self.state(unit)) is not None}
 
-    async def start(self, unit: str, pid: int, properties: Mapping[str, Any], timeout: float) -> Any:
+    async def start(self, unit: str, pid: int, properties: Mapping[str, Any], timeout: float) -> Started:
         from agent_intercom.host.scopes import Started
 
         with (self._memory / "made").open("a") as file:
@@ -137,7 +144,7 @@ class StandIn:
         await asyncio.to_thread(remove, self._root / unit)
         return True
 
-    async def kill(self, unit: str, number: int) -> bool:
+    async def kill(self, unit: str, signal: int) -> bool:
         return True
 
     async def freeze(self, unit: str) -> bool:
@@ -154,7 +161,7 @@ class StandIn:
     async def reset_failed(self, unit: str) -> bool:
         return False
 
-    async def state(self, unit: str) -> Any:
+    async def state(self, unit: str) -> ScopeState | None:
         from agent_intercom.host.scopes import ScopeState
 
         directory = self._root / unit
@@ -302,7 +309,10 @@ def main(directory: str, group: str, idle: str = "", descriptor: str = "") -> No
         else:
             listener = standalone.bind(f"{where}/agent-intercom/workers.sock")
         given = Inherited([("workers", listener)], {}, [])
-        connect: Any = lambda: StandIn(f"{directory}/m", group, root)  # noqa: E731
+
+        def connect() -> Connection:
+            return StandIn(f"{directory}/m", group, root)
+
         service = serve.Main(
             given, Notifier({}), journal, where, state, f"{directory}/l", store, loaded, problem, not descriptor,
             connect, float(idle or 0),

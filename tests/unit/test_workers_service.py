@@ -118,10 +118,11 @@ class Stage:
         monkeypatch.setattr(provisioning, "begin", self._begin)
         self.actions = actions.Actions(self.service, "/nonexistent")
 
-    async def _begin(self, _: object, program: str, unit: str, order: Order, write_down: Callable[..., None]) -> Any:
+    async def _begin(
+        self, _: object, program: str, unit: str, order: Order, write_down: Callable[..., None], watch: object
+    ) -> None:
         self.orders.append(order)
         write_down(PLACED)
-        return None, PLACED
 
     async def ask(self, action: str, caller: Caller = PERSON, **params: Any) -> dict[str, Any]:
         kind, method, _ = self.actions.known[action]
@@ -310,6 +311,7 @@ def test_a_manager_that_knows_no_oom_policy_is_asked_without_it_from_then_on() -
             told()
         await placed(managers, scopes, order())
         assert "OOMPolicy" in scopes.started[-1]
+        await managers.close()
 
     asyncio.run(main())
 
@@ -362,7 +364,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The units that were ended; of all but `worker-ffffffffffff.scope` somebody was there."""
     found: list[str] = []
 
-    async def end(_: object, name: str, cgroup: str, *, frozen: bool) -> None:
+    async def end(_: object, name: str, cgroup: str) -> None:
         found.append(name)
 
     monkeypatch.setattr(ending, "end", end)

@@ -32,11 +32,14 @@ from agent_intercom.host.manager import (
 )
 
 FREEZE_TIMEOUT: Final = 5.0
+RETURN_TIMEOUT: Final = 2.0
+"""Seconds for a manager to come back that went while it was asked, as for daemon-reexec, which takes it a moment."""
 
 _UNIT: Final = f"{SYSTEMD}.Unit"
 _SCOPE: Final = f"{SYSTEMD}.Scope"
 _UNITS_PATH: Final = f"{MANAGER_PATH}/unit"
 _SUBSCRIBED: Final = f"{SYSTEMD}.AlreadySubscribed"
+_EXISTS: Final = f"{SYSTEMD}.UnitExists"
 _PIDFDS: Final = 255
 """The version of systemd since which a process can be named by a descriptor, so that it cannot be another by then."""
 
@@ -83,7 +86,8 @@ class Scopes:
 
     Raises `host.manager.ManagerError`: ManagerUnreachable where there is no bus or no manager, ManagerRefused for
     what the manager answers with an error. `lost` is set when the bus has gone; such an object is of no more use.
-    A manager that goes and comes back, as for daemon-reexec, is subscribed to again; see `returned`.
+    A manager that goes and comes back, as for daemon-reexec, is subscribed to again, see `returned`; what it was asked
+    meanwhile is asked again, once, where it comes back soon.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -91,6 +95,7 @@ class Scopes:
         self._bus = Bus(self._heard, self._gone, environ)
         self._stack = AsyncExitStack()
         self._owner = ""
+        self._back = asyncio.Event()
         self._version: int | None = None
         self._jobs: dict[str, list[_Job]] = {}
         self._asking = 0
@@ -155,9 +160,15 @@ class Scopes:
                 raise NotPlaced(unit, "elsewhere")
             who: tuple[str, Variant] = ("PIDFDs", ("ah", [named])) if named >= 0 else ("PIDs", ("au", [pid]))
             given = [*properties.items(), who]
+            owner = self._owner
             try:
                 self._starting.add(unit)
-                await self._job(unit, timeout, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", given, [])
+                try:
+                    await self._job(unit, timeout, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", given, [])
+                except ManagerRefused as error:
+                    # Where it was asked twice the first one may have made it, which is verified like any other.
+                    if error.name != _EXISTS or self._owner == owner:
+                        raise
                 return await self._verified(unit, identity)
             except (JobFailed, NotPlaced):
                 await self._withdraw(unit)
@@ -216,14 +227,14 @@ class Scopes:
         """Whether a unit of any kind is not active, or has a job to stop it."""
         with suppress(_NoSuchUnit):
             path = (await self._manager("GetUnit", "s", unit, unit=unit))[0]
-            (properties,) = await self._bus.call(SYSTEMD, str(path), PROPERTIES, "GetAll", "s", _UNIT)
+            (properties,) = await self._call(str(path), PROPERTIES, "GetAll", "s", _UNIT)
             number, job = properties["Job"][1]
             if properties["ActiveState"][1] != "active":
                 return True
             if not number:
                 return False
             with suppress(ManagerRefused):
-                answer = await self._bus.call(SYSTEMD, str(job), PROPERTIES, "Get", "ss", f"{SYSTEMD}.Job", "JobType")
+                answer = await self._call(str(job), PROPERTIES, "Get", "ss", f"{SYSTEMD}.Job", "JobType")
                 return str(answer[0][1]) == "stop"
             # It has been done since, whatever it was.
             return await self.ending(unit)
@@ -261,7 +272,7 @@ class Scopes:
     async def _state(self, path: str) -> ScopeState | None:
         found: dict[str, Any] = {}
         for interface in (_UNIT, _SCOPE):
-            (properties,) = await self._bus.call(SYSTEMD, path, PROPERTIES, "GetAll", "s", interface)
+            (properties,) = await self._call(path, PROPERTIES, "GetAll", "s", interface)
             found.update({key: value for key, (_, value) in properties.items()})
         # One that was unloaded since it was named is there as what could not be found.
         if found.get("LoadState") != "loaded":
@@ -313,24 +324,44 @@ class Scopes:
                 job.result.set_result(result)
 
     async def _property(self, name: str) -> Any:
-        answer = await self._bus.call(SYSTEMD, MANAGER_PATH, PROPERTIES, "Get", "ss", MANAGER, name)
+        answer = await self._call(MANAGER_PATH, PROPERTIES, "Get", "ss", MANAGER, name)
         return answer[0][1]
 
     async def _manager(
         self, member: str, signature: str, *arguments: Any, unit: str = "", timeout: float = CALL_TIMEOUT
     ) -> tuple[Any, ...]:
         try:
-            return await self._bus.call(
-                SYSTEMD, MANAGER_PATH, MANAGER, member, signature, *arguments, unit=unit, timeout=timeout
-            )
+            return await self._call(MANAGER_PATH, MANAGER, member, signature, *arguments, unit=unit, timeout=timeout)
         except ManagerRefused as error:
             if error.name == NO_SUCH_UNIT:
                 raise _NoSuchUnit(error.name, unit) from error
             raise
 
+    async def _call(
+        self, path: str, interface: str, member: str, signature: str, *arguments: Any, **more: Any
+    ) -> tuple[Any, ...]:
+        """Call a method of the manager's; once more where it went meanwhile and has come back. `more`: see `Bus`."""
+        owner = self._owner
+        try:
+            return await self._bus.call(SYSTEMD, path, interface, member, signature, *arguments, **more)
+        except ManagerUnreachable:
+            if self.lost.is_set() or not await self._came_back(owner):
+                raise
+        return await self._bus.call(SYSTEMD, path, interface, member, signature, *arguments, **more)
+
+    async def _came_back(self, owner: str) -> bool:
+        """Whether another manager than `owner`, which did not answer, is there after a while at most."""
+        if self._owner in ("", owner):
+            # That it has gone may be told only after that.
+            self._back.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETURN_TIMEOUT):
+                await self._back.wait()
+        return self._back.is_set()
+
     async def _subscribe(self) -> None:
         try:
-            await self._manager("Subscribe", "")
+            await self._bus.call(SYSTEMD, MANAGER_PATH, MANAGER, "Subscribe")
         except ManagerRefused as error:
             if error.name != _SUBSCRIBED:
                 raise
@@ -375,6 +406,7 @@ class Scopes:
 
     def _gone(self) -> None:
         self.lost.set()
+        self._back.set()
         for jobs in self._jobs.values():
             for job in jobs:
                 if not job.result.done():
@@ -382,6 +414,7 @@ class Scopes:
 
     def _owned(self, owner: str) -> None:
         self._owner = owner
+        self._back.clear()
         self._version = None
         if self._returning is not None:
             self._returning.cancel()
@@ -392,6 +425,7 @@ class Scopes:
     async def _return(self) -> None:
         with suppress(ManagerError):
             await self._subscribe()
+            self._back.set()
             for path, jobs in list(self._jobs.items()):
                 await self._look_after(path, jobs[0])
         for callback in self._returned:

@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 import stat
+import sys
 from typing import Final, NamedTuple
 
 from agent_intercom.host.errors import HostError
@@ -99,6 +100,21 @@ def private_directory(path: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def private(directory: str) -> bool:
+    """Whether a directory is this user's alone. Nobody's rights are taken away by binding in it."""
+    try:
+        found = os.lstat(directory)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def refuse(identifier: str, why: str) -> int:
+    """Say on standard error why a service does not start; its exit status."""
+    sys.stderr.write(f"{identifier}: {why}\n")
+    return 1
 
 
 def _make(path: str) -> None:

@@ -10,13 +10,12 @@ import asyncio
 import gc
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from agent_intercom.host import faults, predecessor
+from agent_intercom.host import faults, predecessor, standalone
 from agent_intercom.host.activation import Inherited, inherited
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Journal
@@ -143,9 +142,9 @@ def main(argv: Sequence[str] = ()) -> int:
         given = inherited()
         notifier = Notifier() if given.listeners else Notifier({})
     except HostError as error:
-        return _refuse(str(error))
+        return standalone.refuse(IDENTIFIER, str(error))
     if address is None and not given.listeners:
-        return _refuse("no socket was handed over; start orchestrate@RUN.socket, or use --bind")
+        return standalone.refuse(IDENTIFIER, "no socket was handed over; start orchestrate@RUN.socket, or use --bind")
     return asyncio.run(_serve(arguments[0], given, address, notifier, started))
 
 
@@ -167,20 +166,21 @@ async def _serve(unit: str, given: Inherited, address: str | None, notifier: Not
     except (Refusal, StoreError) as error:
         problem = error.code
     if problem == _LOCKED:
-        _refuse("another broker serves this run")
+        standalone.refuse(IDENTIFIER, "another broker serves this run")
         return _SERVED
     if address is None:
         return await _served(place, problem, given, notifier, journal, started)
-    from agent_intercom.host import standalone
 
-    if not _private(os.path.dirname(os.path.abspath(address))):
-        return _refuse("the directory of the socket must be yours alone: chmod 0700, or choose another")
+    if not standalone.private(os.path.dirname(os.path.abspath(address))):
+        return standalone.refuse(
+            IDENTIFIER, "the directory of the socket must be yours alone: chmod 0700, or choose another"
+        )
     try:
         # Not before: a second broker must not take the first one's address.
         given.listeners.append((LISTENER, standalone.bind(address)))
         made = standalone.identity(address)
     except HostError as error:
-        return _refuse(str(error))
+        return standalone.refuse(IDENTIFIER, str(error))
     try:
         return await _served(place, problem, given, notifier, journal, started, announce=True)
     finally:
@@ -284,9 +284,7 @@ def _obey_signals(broker: Broker | Refuser) -> None:
         loop.add_signal_handler(number, broker.stop, number.name)
 
 
-async def _refuse_all(
-    code: str, given: Inherited, notifier: Notifier, journal: Journal, *, announce: bool
-) -> int:
+async def _refuse_all(code: str, given: Inherited, notifier: Notifier, journal: Journal, *, announce: bool) -> int:
     loop = asyncio.get_running_loop()
     # The memory file stays in the store: a later broker may be able to go on with it.
     predecessor.hang_up(predecessor.connections(given.stored), notifier)
@@ -309,17 +307,3 @@ async def _refuse_all(
 def problem_passes(code: str) -> bool:
     """Whether what prevents a run from being served may be over in a while, so that the unit is to try again."""
     return code in ("STATE_FULL", "STATE_READ_ONLY", "STATE_BUSY", "STATE_IO")
-
-
-def _private(directory: str) -> bool:
-    """Whether a directory is this user's alone. Nobody's rights are taken away by binding in it."""
-    try:
-        found = os.lstat(directory)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-
-
-def _refuse(why: str) -> int:
-    sys.stderr.write(f"orchestrate-broker: {why}\n")
-    return 1

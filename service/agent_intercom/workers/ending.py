@@ -11,17 +11,16 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+import subprocess
+from typing import Final
 
 from agent_intercom.host import cgroups
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.manager import JobFailed, ManagerError
 from agent_intercom.workers.contract import STOP_TIMEOUT, Code
 from agent_intercom.workers.errors import WorkerError
-from agent_intercom.workers.managers import Managers
-
-if TYPE_CHECKING:
-    from agent_intercom.host.scopes import Scopes
+from agent_intercom.workers.managers import Connection, Managers
+from agent_intercom.workers.watching import readable
 
 DIRTY_TIMEOUT: Final = 5.0
 """Seconds for git to look at a working tree (section 2.7)."""
@@ -29,19 +28,31 @@ DIRTY_TIMEOUT: Final = 5.0
 _JOB_TIMEOUT: Final = STOP_TIMEOUT + 5.0
 _SETTLING: Final = 5.0
 _MOMENT: Final = 0.5
+_NOT_FROZEN: Final = frozenset({"", "running"})
 
-_GIT: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status", "--short", "--porcelain")
-"""Nothing that the repository's own settings could name is run, and nothing is written."""
+_MOURNING: Final = 1.0
+"""Seconds for git to be gone after SIGKILL; it is waited for later where it is not."""
+
+_GIT: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status", "--porcelain")
+"""Nothing is written, and no hook and no monitor is run. Filters that the repository's settings name are (gitattributes
+(5)), as whoever owns the repository wants, so that `dirty` is not for the tree of a worker that is confined."""
 
 
-async def end(managers: Managers, unit: str, cgroup: str, *, frozen: bool) -> None:
-    """End a worker, and see that nobody of it is left. May be repeated, and is of no effect on one that has gone.
+async def end(managers: Managers, unit: str, cgroup: str) -> None:
+    """End a worker, and see that nobody is left in its unit. May be repeated, and is of no effect on one that has gone.
+
+    What has left the unit before is not seen, and not ended.
 
     Raises WorkerError `stop_failed` where somebody is left, or nobody can see whether.
     """
-    scopes = None
-    with contextlib.suppress(WorkerError):
+    scopes, state = None, None
+    with contextlib.suppress(WorkerError, ManagerError):
         scopes = await managers.scopes()
+        state = await scopes.state(unit)
+    if not cgroup and state is not None:
+        # It was never written down where it is.
+        cgroup = state.control_group
+    frozen = state is not None and state.freezer not in _NOT_FROZEN
     if scopes is None or not await _stopped(scopes, unit, frozen):
         await _asked(cgroup)
     try:
@@ -59,39 +70,56 @@ async def end(managers: Managers, unit: str, cgroup: str, *, frozen: bool) -> No
 
 
 async def dirty(directory: str) -> bool | None:
-    """Whether a working tree has changes; None where it is none, or git does not say so in time. Nothing else of it."""
+    """Whether a working tree has changes; None where it is none, or git does not say so in time. Nothing else of it.
+
+    Only for the directory of a worker that could do anyhow whatever the repository has git do: it is done here, outside
+    the worker's unit. What git starts ends with it.
+    """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     environment |= {"HOME": os.environ.get("HOME", "/"), "GIT_TERMINAL_PROMPT": "0", "GIT_CEILING_DIRECTORIES": "/"}
+    environment["GIT_NO_LAZY_FETCH"] = "1"
     try:
-        git = await asyncio.create_subprocess_exec(
-            "git",
-            "-C",
-            directory,
-            *_GIT,
+        git = subprocess.Popen(
+            ["git", "-C", directory, *_GIT, "--ignore-submodules=all"],
             env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
     except OSError:
         return None
     assert git.stdout is not None
+    with git.stdout as output:
+        try:
+            async with asyncio.timeout(DIRTY_TIMEOUT):
+                await readable(output.fileno())
+                if os.read(output.fileno(), 1):
+                    return True
+                return False if await _status(git.pid) == 0 else None
+        except (OSError, TimeoutError):
+            return None
+        finally:
+            # Its number, and that of its process group, are its own until it is waited for.
+            os.killpg(git.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_MOURNING):
+                    await _status(git.pid)
+            git.poll()
+
+
+async def _status(child: int) -> int:
+    """The exit status of a child once it has ended, which is not waited for by this (waitid(2), WNOWAIT)."""
+    pidfd = os.pidfd_open(child)
     try:
-        async with asyncio.timeout(DIRTY_TIMEOUT):
-            changed = bool(await git.stdout.read(1))
-            if changed:
-                return True
-            return False if await git.wait() == 0 else None
-    except TimeoutError:
-        return None
+        await readable(pidfd)
+        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+        return -1 if found is None or found.si_code != os.CLD_EXITED else found.si_status
     finally:
-        if git.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                git.kill()
-            await git.wait()
+        os.close(pidfd)
 
 
-async def _stopped(scopes: Scopes, unit: str, frozen: bool) -> bool:
+async def _stopped(scopes: Connection, unit: str, frozen: bool) -> bool:
     """Have systemd stop a unit; False where it did not."""
     try:
         if frozen:
@@ -115,7 +143,7 @@ async def _asked(cgroup: str) -> None:
         await cgroups.emptied(cgroup, STOP_TIMEOUT)
 
 
-async def _kill(scopes: Scopes | None, unit: str, cgroup: str) -> None:
+async def _kill(scopes: Connection | None, unit: str, cgroup: str) -> None:
     if not cgroups.kill(cgroup) and scopes is not None:
         with contextlib.suppress(ManagerError):
             await scopes.kill(unit, signal.SIGKILL)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agent_intercom.workers import leases, lifecycle
-from agent_intercom.workers.contract import CHILDREN_REMAIN, Code, Outcome, State, StopReason
+from agent_intercom.workers.contract import CHILDREN_REMAIN, LEFT_UNIT, Code, Outcome, State, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.lifecycle import Evidence
 from agent_intercom.workers.records import Ending, Placed, Worker
@@ -74,10 +74,13 @@ class Facts(Table):
             worker = lifecycle.move(worker, State.BLOCKED, Evidence.BLOCKED, now, CHILDREN_REMAIN)
         self._put(worker, CHILDREN_REMAIN, ending.outcome)
 
-    def ended(self, incarnation: str, ending: Ending, now: int, dirty: bool | None = None) -> list[Worker]:
-        """Nothing of an incarnation is left; what below it is to be ended, in order.
+    def ended(
+        self, incarnation: str, ending: Ending, now: int, dirty: bool | None = None, *, left: bool = False
+    ) -> list[Worker]:
+        """Nobody is left in the unit of an incarnation; what below it is to be ended, in order.
 
-        `dirty` is whether its directory had changes that are not committed; None: not known.
+        `left`: its leader lives elsewhere. `dirty` is whether its directory had changes that are not committed; None:
+        not known.
         """
         worker = self._current(incarnation)
         if worker is None:
@@ -91,13 +94,16 @@ class Facts(Table):
             state, code = State.LOST, str(Outcome.UNKNOWN)
         else:
             state, code = State.FAILED, str(ending.outcome)
+        if left:
+            code = LEFT_UNIT
+            self._put(replace(worker, updated_at=now), LEFT_UNIT)
         gone = lifecycle.finish(worker, state, now, ended=ending, error_code=code, dirty=dirty)
         self._put(gone, state, ending.outcome)
         return self._orphans(gone, now)
 
-    def lost(self, incarnation: str, now: int) -> list[Worker]:
+    def lost(self, incarnation: str, now: int, *, left: bool = False) -> list[Worker]:
         """An incarnation is gone and nothing tells how; what below it is to be ended, in order."""
-        return self.ended(incarnation, Ending(at=now, outcome=Outcome.UNKNOWN), now)
+        return self.ended(incarnation, Ending(at=now, outcome=Outcome.UNKNOWN), now, left=left)
 
     def unreachable(self, incarnation: str, reason: str, now: int) -> None:
         """It cannot be proved that what is there is this incarnation, nor that it is gone. `reason` is a code."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from os import path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,7 +14,7 @@ import msgspec
 from agent_intercom import __version__
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.manager import ManagerError
-from agent_intercom.workers import confinement, places, ring, strays
+from agent_intercom.workers import confinement, pausing, places, ring, strays
 from agent_intercom.workers.answers import told
 from agent_intercom.workers.contract import TERMINAL
 from agent_intercom.workers.errors import WorkerError
@@ -72,18 +73,18 @@ class Looking:
         if worker.state in TERMINAL or worker.placed is None:
             return {"worker": told(worker), "processes": [], "unit": None}
         group = worker.placed.control_group
+        unit = await self._unit(worker, group)
+        # It may have been paused past us, or have ended meanwhile.
+        worker = self._registry.get(worker.id) or worker
         found = processes.names(cgroups.members(group))
         return {
             "worker": told(worker),
             "processes": [{"pid": pid, "name": name} for pid, name in found],
-            "unit": await self._unit(worker, group),
+            "unit": unit,
         }
 
     async def _unit(self, worker: Worker, group: str) -> dict[str, Any] | None:
-        try:
-            state = await (await self._service.managers.scopes()).state(worker.unit)
-        except (WorkerError, ManagerError):
-            return None
+        state = await pausing.look(self._service, worker)
         if state is None:
             return None
         return {
@@ -116,6 +117,9 @@ class Looking:
 
     async def _health(self, caller: Caller, asked: Health) -> dict[str, Any]:
         seen = self._registry.list(caller, now_ms(), everyone=True).workers
+        # It may be well again.
+        with contextlib.suppress(WorkerError):
+            self._service.ready()
         systemd = None
         try:
             systemd = await (await self._service.managers.scopes()).version()
@@ -127,6 +131,8 @@ class Looking:
             # Of those that it may see: how many there are is nobody else's.
             "live": sum(worker.state not in TERMINAL for worker in seen),
             "systemd": systemd,
+            # The code of what prevents the registry from being written, or None.
+            "store": self._service.behind or None,
             # Known once a worker was started.
             "lacking": sorted(self._service.managers.lacking),
             "strays": await self._strays(caller),

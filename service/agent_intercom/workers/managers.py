@@ -7,39 +7,81 @@ Without a manager nothing can be started, and everything else goes on (managed-w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event, Journal
-from agent_intercom.host.manager import JobFailed, ManagerError, ManagerUnreachable
+from agent_intercom.host.manager import JobFailed, ManagerError, ManagerUnreachable, Variant
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 
 if TYPE_CHECKING:
-    from agent_intercom.host.scopes import Scopes
+    from agent_intercom.host.scopes import ScopeState, Started
 
 Changed = Callable[[str, str, str, str], None]
 
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 60.0
+"""Seconds between two tries to find a bus again that has gone, the first and the longest."""
+
+
+class Connection(Protocol):
+    """What the worker service asks of the user's service manager: `host.scopes.Scopes`, which says what each does."""
+
+    @property
+    def lost(self) -> asyncio.Event: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    def changes(self, callback: Changed) -> None: ...
+
+    def returned(self, callback: Callable[[], None]) -> None: ...
+
+    async def start(self, unit: str, pid: int, properties: Mapping[str, Variant], timeout: float) -> Started: ...
+
+    async def stop(self, unit: str, timeout: float) -> bool: ...
+
+    async def kill(self, unit: str, signal: int) -> bool: ...
+
+    async def freeze(self, unit: str) -> bool: ...
+
+    async def thaw(self, unit: str) -> bool: ...
+
+    async def reset_failed(self, unit: str) -> bool: ...
+
+    async def state(self, unit: str) -> ScopeState | None: ...
+
+    async def states(self, pattern: str) -> dict[str, ScopeState]: ...
+
+    async def ending(self, unit: str) -> bool: ...
+
+    async def jobs(self) -> int: ...
+
+    async def version(self) -> int: ...
+
 
 class Managers:
-    """Whoever is the user's service manager now. `connect` makes an unconnected `Scopes`; `changed` as of its
-    `changes`."""
+    """Whoever is the user's service manager now. `connect` makes an unconnected one; `changed` as of its `changes`."""
 
-    def __init__(self, connect: Callable[[], Scopes], changed: Changed, journal: Journal) -> None:
+    def __init__(self, connect: Callable[[], Connection], changed: Changed, journal: Journal) -> None:
         self._connect = connect
         self._changed = changed
         self._journal = journal
-        self._current: Scopes | None = None
+        self._current: Connection | None = None
         self._lock = asyncio.Lock()
         self._told = False
+        self._following: asyncio.Task[None] | None = None
         self.lacking: set[str] = set()
         """The properties that scope units do not have with this manager, as far as one was asked for."""
         self.on_connect: Callable[[], None] = lambda: None
-        """Called when there is a connection again, or for the first time."""
+        """Called when there is a connection, and when the manager is another process: changes may have been missed."""
 
-    async def scopes(self) -> Scopes:
+    async def scopes(self) -> Connection:
         """A connection that holds, as far as anybody knows. Raises WorkerError `manager_unreachable`."""
         async with self._lock:
             if self._current is not None and not self._current.lost.is_set():
@@ -54,16 +96,36 @@ class Managers:
                     self._journal.emit(Event.MANAGER_LOST, code=Code.MANAGER_UNREACHABLE)
                 raise unreachable(error) from error
             made.changes(self._changed)
-            # Another one may be a newer one.
-            self.lacking.clear()
-            made.returned(self.lacking.clear)
+            made.returned(self._another)
             self._current = made
             self._told = False
-            self.on_connect()
+            if self._following is None:
+                self._following = asyncio.get_running_loop().create_task(self._follow(made))
+            self._another()
             return made
 
+    def _another(self) -> None:
+        # It may be a newer one.
+        self.lacking.clear()
+        self.on_connect()
+
+    async def _follow(self, current: Connection) -> None:
+        """Connect again whenever the bus has gone: why a unit ends is told once, to whoever listens then."""
+        while True:
+            await current.lost.wait()
+            pause = _FIRST_PAUSE
+            while True:
+                with contextlib.suppress(WorkerError):
+                    current = await self.scopes()
+                    break
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
     async def close(self) -> None:
-        """Give the connection back."""
+        """Give the connection back, and make no other."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
         async with self._lock:
             await self._drop()
 

@@ -19,13 +19,13 @@ from agent_intercom.host.manager import SYSTEMD, ManagerError, ManagerRefused, V
 from agent_intercom.workers import contract, places
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
-from agent_intercom.workers.managers import Managers, explained
+from agent_intercom.workers.managers import Connection, Managers, explained
 from agent_intercom.workers.records import Placed
 from agent_intercom.workers.spawning import Gated, spawn
 from agent_intercom.workers.spec import Launch
 
 if TYPE_CHECKING:
-    from agent_intercom.host.scopes import Scopes, Started
+    from agent_intercom.host.scopes import Started
 
 _SETTLING: Final = 5.0
 """Seconds for what was killed to be gone."""
@@ -42,6 +42,13 @@ _SLICE_PAUSE: Final = 0.05
 
 TASKS_MAX: Final = 512
 """Processes and threads of one worker, where nobody says otherwise."""
+
+
+class NotTakenBack(WorkerError):
+    """A start has failed, and whether processes of it are left cannot be told."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.STOP_FAILED, "the start failed, and processes of it may be left: stop the worker", "unit")
 
 
 class Order(NamedTuple):
@@ -92,12 +99,14 @@ async def begin(
     unit: str,
     order: Order,
     write_down: Callable[[Placed], None],
-) -> tuple[Gated, Placed]:
-    """Start a worker in its scope unit, from the launcher on; who it is, once its command has begun.
+    watch: Callable[[Gated, Placed], None],
+) -> None:
+    """Start a worker in its scope unit, from the launcher on until its command has begun.
 
-    `write_down` is called when the process is placed and verified, before it is told anything; what it raises ends the
-    start. Raises WorkerError `manager_unreachable`, `start_failed`, and what the launcher tells. Nothing of it is left
-    then but `order.place` and the scratch directory, see `forget`.
+    `write_down` is called when the process is placed and verified, before it is told anything, and `watch` at the end,
+    which has the launcher from then on; what they raise ends the start. Raises WorkerError `manager_unreachable`,
+    `start_failed`, and what the launcher tells. Nothing of it is left then but `order.place` and the scratch directory,
+    see `forget`; NotTakenBack where that is not sure.
     """
     scopes = await managers.scopes()
     gated = await spawn(program)
@@ -118,18 +127,22 @@ async def begin(
         )
         write_down(placed)
         await gated.release(order.launch)
+        try:
+            watch(gated, placed)
+        except (HostError, OSError) as error:
+            raise WorkerError(Code.START_FAILED, "the worker cannot be watched", "unit") from error
     except BaseException as error:
         gated.abandon()
         # Also where the one who waits gives up: nobody else knows of this process.
-        await asyncio.shield(_take_back(scopes, unit, cgroup, gated))
+        if not await asyncio.shield(_take_back(scopes, unit, cgroup, gated)):
+            raise NotTakenBack from error
         if isinstance(error, ValueError):
             # A path, an argument or a variable that none can be; the text has none of them.
             raise WorkerError(Code.INVALID, str(error), "command") from error
         raise
-    return gated, placed
 
 
-async def _placed(managers: Managers, scopes: Scopes, unit: str, pid: int, order: Order) -> Started:
+async def _placed(managers: Managers, scopes: Connection, unit: str, pid: int, order: Order) -> Started:
     """Have systemd make the scope unit; raises as `Scopes.start`, and WorkerError `conflict` or `manager_busy`.
 
     The slice of the workers outside runs stops when the last one has ended, and whoever comes in that moment waits for
@@ -147,7 +160,7 @@ async def _placed(managers: Managers, scopes: Scopes, unit: str, pid: int, order
     raise WorkerError(Code.BUSY, "the slice of the workers is being stopped: try again", "slice")
 
 
-async def _made(managers: Managers, scopes: Scopes, unit: str, pid: int, wanted: dict[str, Variant]) -> Started:
+async def _made(managers: Managers, scopes: Connection, unit: str, pid: int, wanted: dict[str, Variant]) -> Started:
     """The same, once; without a property that this systemd does not know and a worker can be without."""
     given = {name: value for name, value in wanted.items() if name not in managers.lacking}
     try:
@@ -161,15 +174,18 @@ async def _made(managers: Managers, scopes: Scopes, unit: str, pid: int, wanted:
     return started
 
 
-async def _take_back(scopes: Scopes, unit: str, cgroup: str, gated: Gated) -> None:
-    """End all of a start that failed. A job whose end is unknown may have been done: the unit is stopped anyhow."""
+async def _take_back(scopes: Connection, unit: str, cgroup: str, gated: Gated) -> bool:
+    """End all of a start that failed; whether nobody is left. What was placed nowhere has begun nothing and is alone.
+
+    A job whose end is unknown may have been done: the unit is stopped anyhow.
+    """
     await gated.ended()
     with contextlib.suppress(ManagerError):
         await scopes.stop(unit, contract.STOP_TIMEOUT + _SETTLING)
-    if cgroup:
-        await emptied(cgroup)
+    left = bool(cgroup) and not await emptied(cgroup)
     with contextlib.suppress(ManagerError):
         await scopes.reset_failed(unit)
+    return not left
 
 
 async def emptied(cgroup: str) -> bool:

@@ -3,7 +3,7 @@
 
 What is in the registry is a claim; what is there is proved anew: the same process (number, start, boot), in the same
 control group, in the same start of the unit. All equal: it is watched again. Gone: the exit file tells how, or nothing
-does. Anything else is left alone.
+does. Anything else is left alone, as `unreachable`, until it can be proved or somebody stops it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import os
 import select
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.workers import ending, places, strays
+from agent_intercom.workers import ending, pausing, places, strays
 from agent_intercom.workers.contract import Code, State
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import explained
@@ -28,11 +28,20 @@ from agent_intercom.workers.service import Service, forgets_place
 from agent_intercom.workers.spawning import read_exit
 from agent_intercom.workers.watching import now_ms
 
+if TYPE_CHECKING:
+    from agent_intercom.host.scopes import ScopeState
+
 PASSING: Final = 3.0
 """Seconds for a launcher whose gate has ended to go one way or the other; it takes it milliseconds."""
 
 _LOOK: Final = 0.02
 _SAME, _GONE, _OTHER, _UNKNOWN = "same", "gone", "other", "unknown"
+
+_UNPROVED: Final = {_OTHER: "unit_changed", _UNKNOWN: str(Code.MANAGER_UNREACHABLE)}
+"""Why a worker is `unreachable`: its unit has been started by somebody since, or nobody can tell what it is."""
+
+_UNWATCHED: Final = "unwatched"
+"""The same, for one of which no descriptor was to be had."""
 
 
 class Found(NamedTuple):
@@ -58,10 +67,17 @@ async def reattach(service: Service) -> Found:
 
 
 async def prove_again(service: Service) -> None:
-    """Look again after the workers that could not be proved, now that the manager can be asked."""
+    """Look again after every worker, now that the manager can be asked, or is another process."""
     for worker in service.registry.live():
-        if worker.state == State.UNREACHABLE and worker.incarnation not in service.running:
-            await _one(service, worker)
+        if worker.incarnation in service.running:
+            # What somebody did to it meanwhile was not told.
+            await pausing.look(service, worker)
+        elif worker.state == State.UNREACHABLE:
+            async with service.lock(worker.id):
+                now = service.registry.of(worker.incarnation)
+                # Somebody may have ended it, or seen it, before.
+                if now is not None and now.state == State.UNREACHABLE and now.incarnation not in service.running:
+                    await _one(service, now)
 
 
 async def sweep(service: Service) -> None:
@@ -120,29 +136,45 @@ async def _one(service: Service, worker: Worker) -> bool | None:
         await _never_ran(service, worker)
         return None
     pidfd = _leader(placed)
-    verdict = await _verdict(service, worker, placed, pidfd)
+    verdict, state = await _verdict(service, worker, placed, pidfd)
     if verdict == _SAME and worker.state == State.PROVISIONING and not await _passed(pidfd, placed.pid):
         # Its service ended before it told it anything.
         _close(pidfd)
         await _never_ran(service, worker)
         return None
     if verdict == _SAME:
-        scratch, directory = _directories(service, worker)
-        service.attach(worker, placed, pidfd, scratch, directory)
-        if worker.state == State.PROVISIONING:
-            service.registry.released(worker.incarnation, now_ms())
-        service.registry.reattached(worker.incarnation, now_ms())
-        service.record()
-        return True
-    _close(pidfd)
+        return _attached(service, worker, placed, pidfd, state)
     if verdict == _GONE and worker.state == State.PROVISIONING and read_exit(_exit_file(service, worker)) is None:
+        _close(pidfd)
         await _never_ran(service, worker)
         return None
-    if verdict == _UNKNOWN:
-        service.registry.unreachable(worker.incarnation, Code.MANAGER_UNREACHABLE, now_ms())
+    if verdict in _UNPROVED:
+        _close(pidfd)
+        service.registry.unreachable(worker.incarnation, _UNPROVED[verdict], now_ms())
         service.record()
         return None
-    return await _ended(service, worker, placed, verdict)
+    return await _ended(service, worker, placed, pidfd)
+
+
+def _attached(
+    service: Service, worker: Worker, placed: Placed, pidfd: int | None, state: ScopeState | None
+) -> bool | None:
+    """Watch a worker that is there; None where it cannot be watched, which is told of it."""
+    scratch, tree = _directories(service, worker)
+    try:
+        service.attach(worker, placed, pidfd, scratch, tree)
+    except (HostError, OSError):
+        _close(pidfd)
+        service.registry.unreachable(worker.incarnation, _UNWATCHED, now_ms())
+        service.record()
+        return None
+    if worker.state == State.PROVISIONING:
+        service.registry.released(worker.incarnation, now_ms())
+    service.registry.reattached(worker.incarnation, now_ms())
+    service.record()
+    if state is not None:
+        pausing.follow(service, worker, state)
+    return True
 
 
 def _leader(placed: Placed) -> int | None:
@@ -158,31 +190,34 @@ def _leader(placed: Placed) -> int | None:
     return None
 
 
-async def _verdict(service: Service, worker: Worker, placed: Placed, pidfd: int | None) -> str:
+async def _verdict(
+    service: Service, worker: Worker, placed: Placed, pidfd: int | None
+) -> tuple[str, ScopeState | None]:
+    """What a worker is found to be, and how its unit is, where that was asked.
+
+    Whoever has left the unit does not make it another one: while somebody is in it, it is the worker's.
+    """
     if placed.boot_id != processes.boot_id():
-        return _GONE
+        return _GONE, None
     try:
         populated = cgroups.populated(placed.control_group)
     except HostError:
-        return _UNKNOWN
-    leading = pidfd is not None and processes.cgroup_of(placed.pid) == placed.control_group
-    if pidfd is not None and not leading:
-        # It is alive and has left its unit, which no worker can be made to undo.
-        return _OTHER
+        return _UNKNOWN, None
     if not populated:
-        return _GONE
+        return _GONE, None
+    leading = pidfd is not None and processes.cgroup_of(placed.pid) == placed.control_group
     try:
         async with explained(Code.MANAGER_UNREACHABLE, "the unit cannot be looked at"):
             state = await (await service.managers.scopes()).state(worker.unit)
     except WorkerError:
         # The kernel alone proves a leader; without one the group could be that of a later unit.
-        return _SAME if leading else _UNKNOWN
+        return _SAME if leading else _UNKNOWN, None
     if state is None:
         # systemd may forget a unit that still has processes in it.
-        return _SAME if leading else _UNKNOWN
+        return _SAME if leading else _UNKNOWN, None
     if state.invocation_id != placed.invocation_id or state.control_group != placed.control_group:
-        return _OTHER
-    return _SAME
+        return _OTHER, state
+    return _SAME, state
 
 
 async def _passed(pidfd: int | None, pid: int) -> bool:
@@ -203,9 +238,7 @@ async def _passed(pidfd: int | None, pid: int) -> bool:
 async def _never_ran(service: Service, worker: Worker) -> None:
     """End what there is of a start that did not come to its end. A launcher without a service ends by itself."""
     try:
-        await ending.end(
-            service.managers, worker.unit, worker.placed.control_group if worker.placed else "", frozen=False
-        )
+        await ending.end(service.managers, worker.unit, worker.placed.control_group if worker.placed else "")
     except WorkerError as error:
         service.registry.unreachable(worker.incarnation, error.code, now_ms())
         service.record()
@@ -219,18 +252,18 @@ async def _never_ran(service: Service, worker: Worker) -> None:
     service.journal.emit(Event.WORKER_START_FAILED, worker=worker.id, code=Code.START_FAILED)
 
 
-async def _ended(service: Service, worker: Worker, placed: Placed, verdict: str) -> bool | None:
+async def _ended(service: Service, worker: Worker, placed: Placed, pidfd: int | None) -> bool | None:
     """Say how a worker ended that nobody watched, as far as its exit file tells."""
-    reboot = placed.boot_id != processes.boot_id()
-    if verdict == _GONE and not reboot:
-        scratch, directory = _directories(service, worker)
-        service.attach(worker, placed, None, scratch, directory)
+    if placed.boot_id == processes.boot_id():
+        # What sees that nobody is in the unit says it; a leader that lives has left it.
+        _attached(service, worker, placed, pidfd, None)
         return None
+    _close(pidfd)
     service.end_soon(service.registry.lost(worker.incarnation, now_ms()))
     service.record()
-    service.journal.emit(Event.WORKER_LOST, worker=worker.id, code="reboot" if reboot else verdict)
+    service.journal.emit(Event.WORKER_LOST, worker=worker.id, code="reboot")
     scratch, _ = _directories(service, worker)
-    if scratch and reboot:
+    if scratch:
         await asyncio.to_thread(places.remove, scratch)
     return False
 
@@ -240,12 +273,13 @@ def _exit_file(service: Service, worker: Worker) -> str:
 
 
 def _directories(service: Service, worker: Worker) -> tuple[str, str]:
-    """The scratch directory of a worker, and where it works; empty where that is not known any more."""
+    """The scratch directory of a worker, empty where that is not known any more; and its tree, see `Running`."""
     if worker.run is None:
-        directory = ""
+        tree = ""
         with contextlib.suppress(WorkerError):
-            directory = places.read(service.place_of(worker)).directory
-        return places.scratch_of(service.state_dir, worker.incarnation), directory
+            place = places.read(service.place_of(worker))
+            tree = place.directory if place.writable is None else ""
+        return places.scratch_of(service.state_dir, worker.incarnation), tree
     try:
         run = runtime.read(service.runtime_dir, worker.run).directory
     except Refusal:

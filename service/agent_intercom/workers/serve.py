@@ -11,14 +11,13 @@ import asyncio
 import gc
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
 from os import path
 from typing import TYPE_CHECKING, Final
 
-from agent_intercom.host import faults
+from agent_intercom.host import faults, standalone
 from agent_intercom.host.activation import Inherited, inherited
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event, Journal
@@ -37,7 +36,7 @@ from agent_intercom.workers.terms import Changes, Loaded
 from agent_intercom.workers.timers import Timers
 
 if TYPE_CHECKING:
-    from agent_intercom.host.scopes import Scopes
+    from agent_intercom.workers.managers import Connection
     from agent_intercom.workers.store import Store
 
 USAGE: Final = """\
@@ -107,11 +106,13 @@ def main(argv: Sequence[str] = ()) -> int:
         where = runtime.runtime_dir(os.environ)
         state = places.state_dir(os.environ)
     except HostError as error:
-        return _refuse(str(error))
+        return standalone.refuse(IDENTIFIER, str(error))
     except (Refusal, WorkerError) as error:
-        return _refuse(error.text)
+        return standalone.refuse(IDENTIFIER, error.text)
     if address is None and not given.listeners:
-        return _refuse("no socket was handed over; start orchestrate-workers.socket, or use --bind")
+        return standalone.refuse(
+            IDENTIFIER, "no socket was handed over; start orchestrate-workers.socket, or use --bind"
+        )
     library = path.dirname(path.abspath(sys.argv[0]))
     return asyncio.run(_serve(given, address, notifier, started, where, state, library))
 
@@ -131,21 +132,21 @@ async def _serve(
         problem = error.reason
         store = NoStore(error)
     if problem == _LOCKED:
-        _refuse("another worker service has the registry")
+        standalone.refuse(IDENTIFIER, "another worker service has the registry")
         return _HELD
     loaded = store.load() if isinstance(store, Store) else Loaded()
     made = None
     if address is not None:
-        from agent_intercom.host import standalone
-
-        if not _private(path.dirname(address)):
-            return _refuse("the directory of the socket must be yours alone: chmod 0700, or choose another")
+        if not standalone.private(path.dirname(address)):
+            return standalone.refuse(
+                IDENTIFIER, "the directory of the socket must be yours alone: chmod 0700, or choose another"
+            )
         try:
             given.listeners.append(("workers", standalone.bind(address)))
             made = standalone.identity(address)
         except HostError as error:
             store.close()
-            return _refuse(str(error))
+            return standalone.refuse(IDENTIFIER, str(error))
     try:
         main_ = Main(given, notifier, journal, where, state, library, store, loaded, problem, address is not None)
         await main_.run(started)
@@ -171,7 +172,7 @@ class Main:
         loaded: Loaded,
         problem: str,
         bound: bool,
-        connect: Callable[[], Scopes] | None = None,
+        connect: Callable[[], Connection] | None = None,
         idle: float = IDLE,
     ) -> None:
         self._given = given
@@ -292,22 +293,8 @@ class Main:
         return watched if self._set_aside is None else f"{watched}; a damaged registry is set aside"
 
 
-def _scopes() -> Scopes:
+def _scopes() -> Connection:
     # What D-Bus needs is imported with the first worker.
     from agent_intercom.host.scopes import Scopes
 
     return Scopes()
-
-
-def _private(directory: str) -> bool:
-    """Whether a directory is this user's alone. Nobody's rights are taken away by binding in it."""
-    try:
-        found = os.lstat(directory)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-
-
-def _refuse(why: str) -> int:
-    sys.stderr.write(f"orchestrate-workers: {why}\n")
-    return 1

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from agent_intercom.host import faults
 from agent_intercom.host.journal import Event, Journal
-from agent_intercom.workers import contract, ending, places, provisioning
-from agent_intercom.workers.contract import TERMINAL, Code, Outcome, State, StopReason
+from agent_intercom.workers import contract, ending, pausing, places, provisioning
+from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, State, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers, explained
 from agent_intercom.workers.provisioning import Order
@@ -34,8 +34,6 @@ FORGETTING: Final = frozenset({StopReason.REQUESTED, StopReason.PARENT, StopReas
 _TOLD: Final = frozenset({"", StopReason.RUNTIME, StopReason.CHILDREN})
 """Why a worker of a run ended where nobody asked for it."""
 
-_FROZEN: Final = "frozen"
-
 
 class Keeper(Protocol):
     """What remembers: `store.Store`."""
@@ -44,13 +42,16 @@ class Keeper(Protocol):
 
 
 class Running(NamedTuple):
-    """An incarnation that is watched: what sees it, and the directories that are its own. `done` is set when it has
-    ended and its files are gone; `dirty` gets whether its working tree had changes when it was stopped."""
+    """An incarnation that is watched: what sees it, and the directories that are its own.
+
+    `tree` is where git is asked for changes when it is stopped, empty where it is not: a confined worker could have git
+    do what it may not do itself. `dirty` gets the answer. `done` is set when it has ended and its files are gone.
+    """
 
     watch: Watch
     place: str
     scratch: str
-    directory: str
+    tree: str
     done: asyncio.Event
     dirty: list[bool]
 
@@ -83,7 +84,8 @@ class Service:
         """Its registry cannot be used: that a worker is not in it says nothing."""
         self.on_change: Callable[[], None] = lambda: None
         self._store = store
-        self._behind = False
+        self.behind = ""
+        """The code of what prevents that what has happened is written down, or empty."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,7 +94,7 @@ class Service:
 
     def ready(self) -> None:
         """Raise WorkerError `store_unusable` where what has happened could not be written down yet."""
-        if self._behind:
+        if self.behind:
             changes = self.registry.take()
             try:
                 self._store.apply(changes)
@@ -119,9 +121,9 @@ class Service:
             self._store.apply(changes)
         except WorkerError as error:
             self.registry.keep(changes)
-            if not self._behind:
+            if not self.behind:
                 self.journal.emit(Event.STORE_DEGRADED, code=error.code)
-            self._behind = True
+            self.behind = str(error.code)
             return
         except BaseException:
             self.registry.keep(changes)
@@ -129,8 +131,8 @@ class Service:
         self._written(changes)
 
     def _written(self, changes: Changes) -> None:
-        if self._behind:
-            self._behind = False
+        if self.behind:
+            self.behind = ""
             self.journal.emit(Event.STORE_RECOVERED)
         if changes:
             turn, self._turn = self._turn, asyncio.get_running_loop().create_future()
@@ -185,21 +187,27 @@ class Service:
     # Starting.
 
     async def begin(self, worker: Worker, prepare: Callable[[Worker], Order]) -> Worker:
-        """Carry out a start that was reserved and written down. Raises WorkerError; nothing is left of it then."""
+        """Carry out a start that was reserved and written down. Raises WorkerError; nothing is left of it then.
+
+        But for `stop_failed`: what may be left of it then is `unreachable`, and can be stopped like any other.
+        """
         began = time.monotonic_ns()
         order: Order | None = None
-        async with self._locks[worker.id]:
+        async with self.lock(worker.id):
             try:
                 order = prepare(worker)
-                launched, placed = await provisioning.begin(
-                    self.managers, self.launcher, worker.unit, order, self._write_down(worker, order)
-                )
+                written, watched = self._write_down(worker, order), self._watch_over(worker, order)
+                await provisioning.begin(self.managers, self.launcher, worker.unit, order, written, watched)
+            except provisioning.NotTakenBack as error:
+                self.registry.unreachable(worker.incarnation, error.code, now_ms())
+                self.record()
+                self.journal.emit(Event.WORKER_STOP_FAILED, worker=worker.id, code=error.code)
+                raise
             except BaseException as error:
                 code = error.code if isinstance(error, WorkerError) else Code.START_FAILED
                 await asyncio.shield(self._failed(worker, order, code))
                 raise
             # It may have ended by now: what is seen of that comes after this.
-            self._watch(worker, placed, launched, order.place, order.launch.scratch, order.launch.directory)
             self.registry.released(worker.incarnation, now_ms())
             self.record()
         self.journal.emit(
@@ -229,6 +237,13 @@ class Service:
 
         return placed
 
+    def _watch_over(self, worker: Worker, order: Order) -> Callable[[Gated, Placed], None]:
+        def watched(launched: Gated, where: Placed) -> None:
+            tree = "" if order.launch.confinement is not None else order.launch.directory
+            self._watch(worker, where, launched, order.place, order.launch.scratch, tree)
+
+        return watched
+
     async def _failed(self, worker: Worker, order: Order | None, code: str) -> None:
         if order is not None:
             await provisioning.forget(order)
@@ -248,7 +263,7 @@ class Service:
         return places.of_worker(self.runtime_dir, worker.id)
 
     def _watch(
-        self, worker: Worker, placed: Placed, leader: Gated | int | None, place: str, scratch: str, directory: str
+        self, worker: Worker, placed: Placed, leader: Gated | int | None, place: str, scratch: str, tree: str
     ) -> None:
         incarnation = worker.incarnation
         watch = Watch(
@@ -258,11 +273,14 @@ class Service:
             remain=lambda: self._children_remain(incarnation),
             gone=lambda: self._go_after(incarnation),
         )
-        self.running[incarnation] = Running(watch, place, scratch, directory, asyncio.Event(), [])
+        self.running[incarnation] = Running(watch, place, scratch, tree, asyncio.Event(), [])
 
-    def attach(self, worker: Worker, placed: Placed, leader: int | None, scratch: str, directory: str) -> None:
-        """Watch a worker that an earlier service has started. `leader` is a pidfd of its shim; None: it has ended."""
-        self._watch(worker, placed, leader, self.place_of(worker), scratch, directory)
+    def attach(self, worker: Worker, placed: Placed, leader: int | None, scratch: str, tree: str) -> None:
+        """Watch a worker that an earlier service has started. `leader` is a pidfd of its shim; None: it has ended.
+
+        Raises as `Watch`, and `leader` is the caller's then.
+        """
+        self._watch(worker, placed, leader, self.place_of(worker), scratch, tree)
 
     # Ending.
 
@@ -270,21 +288,29 @@ class Service:
         running, worker = self.running[incarnation], self.registry.of(incarnation)
         if worker is None or worker.stop_requested_at is not None:
             return
+        paused = worker.state == State.PAUSED
+        if paused:
+            # Nobody is going to resume it, and what is frozen cannot end by itself.
+            self.registry.resumed(incarnation, now_ms())
         self.registry.children_remain(incarnation, running.watch.ending("", now_ms()), now_ms())
         self.record()
         self.journal.emit(Event.WORKER_CHILDREN_REMAIN, worker=worker.id)
+        if paused:
+            self.spawn(pausing.thaw(self, worker))
 
     def _go_after(self, incarnation: str) -> None:
         self.spawn(self._gone(incarnation))
 
     async def _gone(self, incarnation: str) -> None:
-        """Nobody is left of an incarnation: say so, and take away what was its own."""
+        """Nobody is left in the unit of an incarnation: say so, and take away what was its own."""
         running = self.running[incarnation]
         worker = self.registry.of(incarnation)
         try:
             if worker is not None:
                 if worker.run is not None and not worker.stop_reason and await self._run_ended(worker.run):
-                    self.registry.stop_role(Caller(), worker.run, None, now_ms())
+                    fenced = self.registry.stop_role(Caller(), worker.run, None, now_ms())
+                    self.record()
+                    self.end_soon(other for other in fenced if other.incarnation != incarnation)
                     worker = self.registry.of(incarnation) or worker
                 await self._say_ended(worker, running)
         finally:
@@ -293,13 +319,13 @@ class Service:
 
     async def _say_ended(self, worker: Worker, running: Running) -> None:
         now = now_ms()
-        found = running.watch.ending(worker.stop_reason, now)
+        found, left = running.watch.ending(worker.stop_reason, now), running.watch.left
         if found.outcome == Outcome.UNKNOWN and not worker.stop_reason:
-            fallen = self.registry.lost(worker.incarnation, now)
-            self.journal.emit(Event.WORKER_LOST, worker=worker.id, code="gone")
+            fallen = self.registry.lost(worker.incarnation, now, left=left)
+            self.journal.emit(Event.WORKER_LOST, worker=worker.id, code=LEFT_UNIT if left else "gone")
         else:
             dirty = running.dirty[0] if running.dirty else None
-            fallen = self.registry.ended(worker.incarnation, found, now, dirty)
+            fallen = self.registry.ended(worker.incarnation, found, now, dirty, left=left)
             self.journal.emit(
                 Event.WORKER_ENDED,
                 worker=worker.id,
@@ -329,18 +355,17 @@ class Service:
 
     async def end(self, worker: Worker) -> Worker:
         """End what has a stop fence. Raises WorkerError `stop_failed`; the fence stays then."""
-        async with self._locks[worker.id]:
+        async with self.lock(worker.id):
             now = self.registry.of(worker.incarnation)
             if now is None or now.state in TERMINAL:
                 return now or worker
             running = self.running.get(worker.incarnation)
             cgroup = now.placed.control_group if now.placed is not None else ""
-            if running is not None and now.run is None and running.directory:
-                changed = await ending.dirty(running.directory)
+            if running is not None and now.run is None and running.tree:
+                changed = await ending.dirty(running.tree)
                 running.dirty.extend([] if changed is None else [changed])
-            frozen = State.PAUSED in (now.state, now.interrupted)
             try:
-                await ending.end(self.managers, now.unit, cgroup, frozen=frozen)
+                await ending.end(self.managers, now.unit, cgroup)
             except WorkerError as error:
                 self.registry.stop_failed(worker.incarnation, error.code, now_ms())
                 self.record()
@@ -352,7 +377,18 @@ class Service:
                 # Nobody watched it: it never came so far, or could not be proved to be there.
                 self.end_soon(self.registry.lost(worker.incarnation, now_ms()))
                 self.record()
+                await self._remove_unwatched(now)
         return self.registry.get(worker.id) or worker
+
+    async def _remove_unwatched(self, worker: Worker) -> None:
+        if worker.run is None:
+            await self.remove(places.scratch_of(self.state_dir, worker.incarnation))
+        if forgets_place(worker):
+            await self.remove(self.place_of(worker))
+
+    def lock(self, worker: str) -> asyncio.Lock:
+        """What is held while something is done with a worker."""
+        return self._locks[worker]
 
     def forget(self, worker: str) -> None:
         """Nothing is going to be done with a worker any more."""
@@ -375,29 +411,6 @@ class Service:
         """The same, without waiting for it."""
         if todo := list(workers):
             self.spawn(self.end_all(todo))
-
-    # Pausing.
-
-    async def pause(self, worker: Worker) -> Worker:
-        """Freeze a worker, and see that it is. Raises WorkerError `freeze_unavailable`, `manager_unreachable`."""
-        return await self._freeze(worker, True)
-
-    async def resume(self, worker: Worker) -> Worker:
-        """Undo that."""
-        return await self._freeze(worker, False)
-
-    async def _freeze(self, worker: Worker, freeze: bool) -> Worker:
-        async with self._locks[worker.id]:
-            scopes = await self.managers.scopes()
-            async with explained(Code.FREEZE_UNAVAILABLE, "the worker cannot be paused or resumed"):
-                await (scopes.freeze if freeze else scopes.thaw)(worker.unit)
-                state = await scopes.state(worker.unit)
-            if state is None or (state.freezer == _FROZEN) is not freeze:
-                raise WorkerError(Code.FREEZE_UNAVAILABLE, "systemd did not pause or resume the worker", "worker")
-            told = self.registry.paused if freeze else self.registry.resumed
-            told(worker.incarnation, now_ms())
-            self.record()
-        return self.registry.get(worker.id) or worker
 
     # What systemd tells.
 

@@ -28,7 +28,6 @@ REASON: Final = "stray"
 
 MAX_PROGRAMS: Final = 8
 
-_FROZEN: Final = "frozen"
 _RUN: Final = re.compile(r"/orchestrate-([^/]+)\.slice/[^/]+")
 
 
@@ -39,7 +38,6 @@ class Stray(NamedTuple):
     incarnation: str
     run: str | None
     control_group: str
-    frozen: bool
 
     def as_json(self) -> dict[str, Any]:
         """What is told of it: `programs` are what runs in it, so that a person may recognize it."""
@@ -60,8 +58,7 @@ async def find(service: Service) -> list[Stray]:
     for name, state in sorted(states.items()):
         match = contract.UNIT.fullmatch(name)
         if match is not None and name not in known and _populated(state.control_group):
-            frozen = state.freezer == _FROZEN
-            found.append(Stray(name, match["incarnation"], _run(state.control_group), state.control_group, frozen))
+            found.append(Stray(name, match["incarnation"], _run(state.control_group), state.control_group))
     return found
 
 
@@ -73,7 +70,7 @@ async def end(service: Service, strays: Iterable[Stray]) -> tuple[list[str], int
     ended, failed = [], 0
     for stray in strays:
         try:
-            await ending.end(service.managers, stray.unit, stray.control_group, frozen=stray.frozen)
+            await ending.end(service.managers, stray.unit, stray.control_group)
         except WorkerError as error:
             service.journal.emit(Event.WORKER_STOP_FAILED, worker=stray.incarnation, code=error.code)
             failed += 1

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.host import cgroups
 from agent_intercom.workers.contract import StopReason
@@ -29,11 +29,12 @@ class Timers:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._handle: asyncio.TimerHandle | None = None
-        self._used: dict[str, tuple[int, int]] = {}
+        self._used: dict[str, _Used] = {}
 
     def arm(self) -> None:
         """Set the timer to what is due next."""
         self.close()
+        self._begin_counting()
         at = self._service.registry.next_due()
         if at is not None:
             delay = min(max((at - now_ms()) / 1000, _SOONEST), _LONGEST)
@@ -50,7 +51,7 @@ class Timers:
         registry, now = self._service.registry, now_ms()
         for due in registry.due(now):
             idle = due.work == Work.CHECKPOINT or due.reason == StopReason.IDLE
-            if idle and self._worked(due, now):
+            if idle and self._worked(due):
                 registry.noted(due.incarnation, now)
             elif due.work == Work.CHECKPOINT:
                 registry.checkpoint(due, now)
@@ -59,18 +60,39 @@ class Timers:
                 self._service.record()
                 self._service.end_soon(fenced)
         self._service.record()
-        live = {worker.incarnation for worker in registry.live()}
-        self._used = {incarnation: seen for incarnation, seen in self._used.items() if incarnation in live}
         self.arm()
 
-    def _worked(self, due: Due, now: int) -> bool:
-        """Whether a worker has used the processor since this was looked at last: then it is not idle."""
-        worker = self._service.registry.of(due.incarnation)
-        if worker is None or worker.placed is None:
+    def _begin_counting(self) -> None:
+        """Count what a worker uses from its last activity on: what it used before says nothing of what came after."""
+        used = {}
+        for worker in self._service.registry.live():
+            if worker.placed is not None:
+                known = self._used.get(worker.incarnation)
+                if known is None or known.active_at != worker.active_at:
+                    known = _used(worker.placed.control_group, worker.active_at)
+                used[worker.incarnation] = known
+        self._used = used
+
+    def _worked(self, due: Due) -> bool:
+        """Whether a worker has used the processor since that was looked at last: then it is not idle."""
+        worker, before = self._service.registry.of(due.incarnation), self._used.get(due.incarnation)
+        if worker is None or worker.placed is None or before is None:
             return False
-        used = cgroups.cpu_usec(worker.placed.control_group)
-        if used is None:
-            return False
-        before, at = self._used.get(due.incarnation, (0, worker.active_at))
-        self._used[due.incarnation] = (used, now)
-        return used - before > (now - at) * 1000 * WORKING_SHARE
+        now = self._used[due.incarnation] = _used(worker.placed.control_group, worker.active_at)
+        return now.usec - before.usec > (now.at - before.at) * 1_000_000 * WORKING_SHARE
+
+
+class _Used(NamedTuple):
+    """Microseconds of processor time that a worker had used at a time of the loop's clock, in seconds.
+
+    `active_at` was its last activity then.
+    """
+
+    active_at: int
+    usec: int
+    at: float
+
+
+def _used(control_group: str, active_at: int) -> _Used:
+    # Who cannot be counted has not worked.
+    return _Used(active_at, cgroups.cpu_usec(control_group) or 0, asyncio.get_running_loop().time())

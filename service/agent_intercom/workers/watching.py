@@ -12,6 +12,7 @@ Nothing here looks again and again: every source is a descriptor that becomes re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -19,12 +20,16 @@ from collections.abc import Callable
 from typing import Final
 
 from agent_intercom.host import cgroups
+from agent_intercom.host.errors import HostError
 from agent_intercom.workers.contract import Outcome, StopReason
 from agent_intercom.workers.records import Ending, Placed
 from agent_intercom.workers.spawning import Gated, read_exit
 
 SETTLING: Final = 0.25
 """Seconds in which whoever was the leader's is gone with it, as a rule; the kernel tells the last with a delay."""
+
+LEAVING: Final = 1.0
+"""Seconds in which a leader that nobody sees in its unit any more is seen to have ended; it takes it a moment."""
 
 OOM_RESULT: Final = "oom-kill"
 
@@ -34,7 +39,9 @@ class Watch:
 
     `leader` is the shim: its launcher where this process is its parent, else a pidfd, which becomes this object's; None
     where it has ended. `remain` is called when the shim has ended and others are left after a moment, `gone` once,
-    when nobody is left; neither from within the constructor. `close` ends it before.
+    when nobody is left in the unit; neither from within the constructor. `close` ends it before.
+
+    Raises HostError and OSError where the control group cannot be watched; `leader` is the caller's then.
     """
 
     def __init__(
@@ -50,13 +57,20 @@ class Watch:
         """What systemd said of the unit, where that was anything but `success`."""
         self.empty = asyncio.Event()
         """Set when nobody is left."""
+        self.left = False
+        """Nobody is left in the unit, and the shim lives: it has left its unit, and others may have with it."""
         self._exit_file = exit_file
         self._leader = leader
         self._remain = remain
         self._gone = gone
         self._shim: tuple[int | None, int | None] | None = None
+        self._counted = 0
         self._counters = cgroups.Counters(placed.control_group)
-        self._events = cgroups.Watch(placed.control_group, asyncio.get_running_loop(), self.empty.set)
+        try:
+            self._events = cgroups.Watch(placed.control_group, asyncio.get_running_loop(), self.empty.set)
+        except BaseException:
+            self._counters.close()
+            raise
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def close(self) -> None:
@@ -90,11 +104,17 @@ class Watch:
 
     def _counted_kill(self, killer: int | None) -> bool:
         # A compiler that was killed for its memory is not how the worker ended.
-        return killer == signal.SIGKILL and self._counters.read().oom_kill > 0
+        return killer == signal.SIGKILL and self._oom_kills() > 0
+
+    def _oom_kills(self) -> int:
+        """What was counted last, where it cannot be read: nothing else depends on it."""
+        with contextlib.suppress(HostError):
+            self._counted = self._counters.read().oom_kill
+        return self._counted
 
     async def _follow(self) -> None:
-        await self._leader_ended()
-        self._counters.read()
+        await self._first()
+        self._oom_kills()
         try:
             async with asyncio.timeout(SETTLING):
                 await self.empty.wait()
@@ -105,6 +125,22 @@ class Watch:
             self._gone()
         finally:
             self._let_go()
+
+    async def _first(self) -> None:
+        """Wait until the leader has ended, or lives on elsewhere while nobody is left in the unit."""
+        leader, empty = (asyncio.ensure_future(each) for each in (self._leader_ended(), self.empty.wait()))
+        try:
+            await asyncio.wait({leader, empty}, return_when=asyncio.FIRST_COMPLETED)
+            if not leader.done():
+                # As a rule it is just ending: it has left the group, and is told to have ended after that.
+                await asyncio.wait({leader}, timeout=LEAVING)
+            self.left = not leader.done()
+        finally:
+            for each in (leader, empty):
+                each.cancel()
+            await asyncio.wait({leader, empty})
+        if leader.done() and not leader.cancelled():
+            leader.result()
 
     async def _leader_ended(self) -> None:
         if isinstance(self._leader, Gated):

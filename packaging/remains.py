@@ -30,13 +30,15 @@ def live_runs() -> list[str]:
     return sorted(map(session_of, units))
 
 
-def live_workers() -> int:
-    """How many workers of the caller's go on that belong to no run."""
+def live_workers() -> list[str]:
+    """The scope units of the caller's workers that go on and belong to no run."""
     if not shutil.which("systemctl"):
-        return 0
-    command = ["systemctl", "--user", "show", "--property=Slice", "--value", "worker-*.scope"]
+        return []
+    command = ["systemctl", "--user", "show", "--property=Id,Slice", "worker-*.scope"]
     told = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
-    return told.split().count("orchestrate-workers.slice")
+    units = (set(block.splitlines()) for block in told.split("\n\n"))
+    own = [lines for lines in units if "Slice=orchestrate-workers.slice" in lines]
+    return sorted(line.removeprefix("Id=") for lines in own for line in lines if line.startswith("Id="))
 
 
 def session_of(unit: str) -> str:

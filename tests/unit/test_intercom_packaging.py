@@ -104,7 +104,8 @@ SYSTEMCTL = """\
 echo "$*" >> {log}
 case "$*" in
     *list-units*) printf 'orchestrate@%s loaded active listening x\\n' a1.socket a1.service b2.socket ;;
-    *--property=Slice*) echo {slice} ;;
+    *--property=Id,Slice*)
+        printf 'Id=%s.scope\\nSlice=%s\\n\\n' worker-0123456789ab {slice} worker-ab x ;;
     *is-enabled*) exit 1 ;;
 esac
 """
@@ -118,7 +119,11 @@ def test_workers_that_go_on_are_not_ended_unasked(installed: Path) -> None:
     (commands / "systemctl").chmod(0o755)
     refused = run(installed, "remove", "--user")
     assert refused.returncode == 1
-    assert "nothing was removed: 1 worker goes on (`orchestrate worker list`). End" in refused.stderr
+    # Whoever ends one of the two is not told of the other afterwards.
+    runs = "2 runs go on: orchestrate@a1, orchestrate@b2 (`orchestrate stop SESSION --yes`)"
+    workers = "1 worker goes on outside runs: worker-0123456789ab.scope ("
+    assert f"nothing was removed: {runs}; {workers}" in refused.stderr
+    assert "`orchestrate worker stop NAME --yes`" in refused.stderr and "FORCE=1" in refused.stderr
     assert (installed / ".local/bin/orchestrate").exists() and "stop" not in log.read_text()
 
 
@@ -132,7 +137,8 @@ def test_runs_that_go_on_are_named_and_not_ended_unasked(installed: Path) -> Non
     (place / "run.json").write_text(json.dumps({"directory": "/runs/demo/20260801T120000Z-1"}))
     refused = run(installed, "remove", "--user")
     assert refused.returncode == 1
-    assert "nothing was removed: 2 runs go on: demo, orchestrate@b2. End" in refused.stderr
+    runs = "2 runs go on: demo, orchestrate@b2 (`orchestrate stop SESSION --yes`)"
+    assert f"nothing was removed: {runs}. End what" in refused.stderr
     assert "make uninstall-user FORCE=1" in refused.stderr
     assert (installed / ".local/bin/orchestrate").exists() and "stop" not in log.read_text()
     done = run(installed, "remove", "--user", "--force")
@@ -157,10 +163,15 @@ def test_a_link_of_a_pi_package_that_leads_nowhere_is_named(installed: Path, sav
 
 
 def test_examples_are_installed_with_the_pages(installed: Path) -> None:
-    examples = {path.name: path.read_bytes() for path in (ROOT / "docs/examples").iterdir() if path.is_file()}
-    place = installed / ".local/share/doc/agent-intercom/examples"
-    assert "worker.py" in examples
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == examples
+    """And can be called where they are, as the pages do."""
+
+    def found(directory: Path) -> dict[str, tuple[bytes, int]]:
+        files = (path for path in directory.iterdir() if path.is_file())
+        return {path.name: (path.read_bytes(), path.stat().st_mode & 0o100) for path in files}
+
+    examples = found(ROOT / "docs/examples")
+    assert examples["worker.py"][1] and examples["command.sh"][1]
+    assert found(installed / ".local/share/doc/agent-intercom/examples") == examples
 
 
 def test_everything_that_runs_call_is_there_and_can_be_run(installed: Path) -> None:

@@ -333,11 +333,11 @@ def test_what_was_stopped_with_a_worker_is_named(home: Home, service: Service) -
     service.answers["stop"] = {"worker": ended(), "stopped": [ended("child", id="cccccccccccc"), ended()]}
     said = home.call("worker", "stop", "review", "--yes")
     assert said.out.splitlines() == ["review: stopped; nobody is left in its unit", "child: stopped with it"]
-    service.answers["stop"] = {"worker": ended(dirty=True), "left_unit": True}
+    service.answers["stop"] = {"worker": ended(dirty=True, error_code="left_unit")}
     said = home.call("worker", "stop", "review", "--yes")
     assert said.out.splitlines() == [
-        "review: stopped; nobody is left in its unit (its work tree was changed)",
-        "Its first process had left the unit before, and may go on elsewhere.",
+        "review: stopped; nobody is left in its unit"
+        " (what had left the unit before may go on elsewhere, work tree changed)",
     ]
 
 
@@ -414,6 +414,8 @@ def test_prune(home: Home, service: Service) -> None:
     service.answers["prune"] = {"pruned": [ended()], "errors": []}
     assert home.call("worker", "prune", "--yes").out == f"pruned review, {ID}\n"
     assert service.params("prune") == {"all": False, "acknowledge": True}
+    service.answers["prune"] = {"pruned": [ended()], "errors": [], "more": 9}
+    assert "9 more are left for the next time.\n" in home.call("worker", "prune", "--yes").out
     service.answers["prune"] = {"pruned": [], "errors": [{"worker": ID, "code": "store_unusable"}]}
     said = home.json("worker", "prune", "review", "--yes")
     assert said.code == 3 and said.error[0] == "store_unusable" and "1 of them" in said.error[1]

@@ -51,6 +51,9 @@ def test_list(home: Home, service: Service) -> None:
     said = home.call("worker", "list", "--history")
     assert said.out.splitlines()[2].endswith("  person  exit 3, on request, work tree changed")
     assert "--history)" not in said.out and home.json("worker", "list", "--history").data["hidden"] == 0
+    service.answers["list"] = {"workers": [ended()], "hidden": 0, "more": 7}
+    assert "(7 that ended before are left out" in home.call("worker", "list", "--history").out
+    assert "(8 more have ended: --history)" in home.call("worker", "list").out
 
 
 def test_a_list_of_nothing_tells_where_to_look(home: Home, service: Service) -> None:
@@ -72,12 +75,16 @@ def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Serv
 @pytest.mark.parametrize(
     ("changed", "note"),
     [
-        ({"idle_deadline_at": None}, ""),
-        ({"state": "registering", "readiness": "unverified", "idle_deadline_at": None}, "says nothing of itself"),
-        ({"idle_deadline_at": None, "runtime_deadline_at": IDLE}, "is ended at IDLE in any case"),
+        ({"checkpoint_deadline_at": None}, ""),
+        ({"state": "registering", "readiness": "unverified", "checkpoint_deadline_at": None}, "says nothing of itself"),
+        ({"checkpoint_deadline_at": None, "runtime_deadline_at": IDLE}, "is ended at IDLE in any case"),
         ({"runtime_deadline_at": IDLE - 1}, "is ended at IDLE in any case"),
-        ({"grace_ms": 60_000}, "is ended at MORE if idle"),
-        ({"idle_deadline_at": None, "runtime_deadline_at": 90_000_000}, "is ended at LATER in any case"),
+        ({"checkpoint_deadline_at": IDLE + 60_000}, "is ended at MORE if idle"),
+        ({"checkpoint_deadline_at": None, "runtime_deadline_at": 90_000_000}, "is ended at LATER in any case"),
+        (
+            {"state": "stopped", "stop_reason": "manager-requested", "error_code": "left_unit"},
+            "on request, what had left",
+        ),
         ({"state": "paused"}, "its times stand still"),
         ({"state": "failed", "stop_reason": "spawn-failed", "error_code": "command_not_found"}, "command not found"),
         ({"state": "failed", "error_code": "signaled", "ended": ("signaled", 9)}, "killed by SIGKILL"),
@@ -88,7 +95,7 @@ def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Serv
 )
 def test_a_note_says_each_thing_once(home: Home, service: Service, changed: dict[str, Any], note: str) -> None:
     now = int(time.time() * 1000)
-    given = {key: now + value if key == "runtime_deadline_at" else value for key, value in changed.items()}
+    given = {key: now + value if value and key.endswith("_at") else value for key, value in changed.items()}
     if "ended" in given:
         outcome, number = given["ended"]
         given["ended"] = Ending(at=1, outcome=outcome, exit_signal=number)
@@ -135,7 +142,7 @@ def test_status_of_a_worker(home: Home, service: Service) -> None:
     assert said.out.splitlines()[-1] == "7    make\\x0a"
     service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
     assert ".scope, gone" in home.call("worker", "status", "review").out
-    silent = worker(state="registering", readiness="unverified")
+    silent = worker(state="registering", readiness="unverified", idle_ms=1, grace_ms=0)
     service.answers["status"] = {"worker": silent, "processes": [], "unit": None}
     said = home.call("worker", "status", "review")
     assert "unverified: it says nothing of itself (`orchestrate worker notify`, from inside it)\n" in said.out

@@ -53,7 +53,8 @@ def worker(name: str = "review", **changed: Any) -> dict[str, Any]:
         "created_at": now - 120_000,
         "updated_at": now - 120_000,
         "active_at": now,
-        "idle_deadline_at": now + IDLE,
+        "idle_deadline_at": now + IDLE - 900_000,
+        "checkpoint_deadline_at": now + IDLE,
     }
     told = msgspec.to_builtins(Worker(**{**usual, **changed}))
     return {key: value for key, value in told.items() if "digest" not in key}

@@ -38,7 +38,8 @@ def found(service: calling.Asking, everyone: bool, history: bool) -> JsonObject:
     if history:
         return {**result, "hidden": 0}
     live = [worker for worker in result["workers"] if worker["state"] not in TERMINAL]
-    return {**result, "workers": live, "hidden": result["hidden"] + len(result["workers"]) - len(live)}
+    ended = result["hidden"] + len(result["workers"]) - len(live) + result.get("more", 0)
+    return {**result, "workers": live, "hidden": ended, "more": 0}
 
 
 def status(options: argparse.Namespace) -> Answer:

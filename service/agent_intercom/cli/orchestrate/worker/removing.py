@@ -60,7 +60,7 @@ def prune(options: argparse.Namespace) -> Answer:
             raise
         return nobody(failure)
     data = {"dry_run": False, "candidates": [], **result}
-    return _with_errors(data, telling.removed("pruned", result["pruned"]), result["errors"])
+    return _with_errors(data, telling.removed("pruned", result["pruned"], result.get("more", 0)), result["errors"])
 
 
 def _preview(options: argparse.Namespace, found: list[JsonObject]) -> Answer:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from agent_intercom.cli.orchestrate.amounts import spoken
 from agent_intercom.cli.output import printable, table
-from agent_intercom.workers.contract import TERMINAL, Outcome, State, StopReason
+from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Outcome, State, StopReason
 
 Worker = Mapping[str, Any]
 """`records.Worker` as JSON."""
@@ -47,6 +47,7 @@ _REASONS: Final = {
     StopReason.CHILDREN: "its command had left processes behind",
 }
 _OUTCOMES: Final = {Outcome.UNKNOWN: "", Outcome.OOM: "its memory was full", Outcome.TIMEOUT: "had to be killed"}
+_LEFT: Final = "what had left the unit before may go on elsewhere"
 _LONG_MS: Final = 20 * 3_600_000
 """From here on, a time of the day does not say which day."""
 
@@ -102,6 +103,8 @@ def listed(data: Mapping[str, Any], program: str | None, everyone: bool, now: in
         yield f"(what they have started themselves: {other})"
     if hidden := data["hidden"]:
         yield f"({hidden} more {'has' if hidden == 1 else 'have'} ended: {old})"
+    if more := data.get("more"):
+        yield f"({more} that ended before are left out: there are too many; prune removes what is not wanted any more)"
 
 
 def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
@@ -140,7 +143,8 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
 def _spans(worker: Worker) -> str:
     """Its lifetimes, as they were given."""
     idle, runtime = worker.get("idle_ms"), worker.get("runtime_ms")
-    quiet = f"{spoken(idle)} without a sign of life and {spoken(worker.get('grace_ms') or 0)} more" if idle else ""
+    grace = worker.get("grace_ms")
+    quiet = f"{spoken(idle)} without a sign of life and {spoken(grace)} more" if idle and grace else ""
     longest = f"{spoken(runtime)} in all" if runtime else ""
     return ", ".join(filter(None, (quiet, longest))) or "ever"
 
@@ -187,8 +191,6 @@ def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
     done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
     name = worker["id"] if action == "rename" else worker["name"]
     yield f"{name}: {done}{_aside(worker, action, now)}"
-    if result.get("left_unit"):
-        yield "Its first process had left the unit before, and may go on elsewhere."
     others = [each for each in result.get("stopped") or [] if each["id"] != worker["id"]]
     for each in others:
         yield f"{each['name']}: stopped with it" + ("" if each["state"] in TERMINAL else f" ({_state(each)})")
@@ -197,7 +199,9 @@ def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
 def _aside(worker: Worker, action: str, now: int) -> str:
     """What is to be known besides what was done."""
     if worker["state"] in _SAYS_ENOUGH.get(action, ()):
-        return " (its work tree was changed)" if worker.get("dirty") else ""
+        left = _LEFT if worker.get("error_code") == LEFT_UNIT else ""
+        told = ", ".join(filter(None, (left, "work tree changed" if worker.get("dirty") else "")))
+        return f" ({told})" if told else ""
     note = _note(worker, now)
     return f" ({_state(worker)}{', ' + note if note else ''})"
 
@@ -211,12 +215,14 @@ def renewed(workers: Sequence[Worker], now: int) -> Iterator[str]:
         yield f"{worker['name']}: renewed" + (f", {note}" if note else "")
 
 
-def removed(word: str, workers: Sequence[Any]) -> Iterator[str]:
-    """What is gone."""
+def removed(word: str, workers: Sequence[Any], more: int = 0) -> Iterator[str]:
+    """What is gone, and how many are left for the next time."""
     for worker in workers:
         yield f"{word} {_named(worker)}"
     if not workers:
         yield "Nothing was removed."
+    if more:
+        yield f"{more} more are left for the next time."
 
 
 def forgettable(workers: Sequence[Worker], why: str, again: str) -> Iterator[str]:
@@ -318,8 +324,6 @@ def _until(worker: Worker, now: int) -> str:
     if worker["state"] == State.PAUSED:
         return "its times stand still"
     idle, end = worker.get("checkpoint_deadline_at"), worker.get("runtime_deadline_at")
-    if idle is None and (quiet := worker.get("idle_deadline_at")) is not None:
-        idle = quiet + (worker.get("grace_ms") or 0)
     if idle is None or (end is not None and end <= idle):
         return "" if end is None else f"is ended at {_clock(end, now)} in any case"
     asked = "asked for a checkpoint, " if worker.get("checkpoint_requested_at") else ""
@@ -338,7 +342,8 @@ def _ending(worker: Worker) -> Iterator[str]:
     reason = str(worker.get("stop_reason") or "")
     yield _REASONS[StopReason(reason)] if reason in set(StopReason) else words(reason)
     # The outcome and the reason have been told, in better words.
-    yield words(error) if error not in {outcome, reason, str(Outcome.EXITED)} else ""
+    told = {outcome, reason, str(Outcome.EXITED)}
+    yield _LEFT if error == LEFT_UNIT else words(error) if error not in told else ""
     yield "work tree changed" if worker.get("dirty") else ""
 
 

@@ -278,7 +278,7 @@ class _Acting:
         if "id" in self._params:
             wanted["worker"] = self._params["id"]
         result = self._service.request("prune", wanted)
-        return telling.safe(telling.removed("pruned", result["pruned"])), result
+        return telling.safe(telling.removed("pruned", result["pruned"], result.get("more", 0))), result
 
     def _cleanup(self) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import looking, telling

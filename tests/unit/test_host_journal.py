@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_intercom.host.journal import CODE, ID, INT, Event, Journal, short_id
+from agent_intercom.host.journal import CODE, CODES, ID, INT, WORKER, Event, Journal, short_id
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "units" / "agent-intercom.catalog"
@@ -122,6 +122,7 @@ def test_a_line(journald: Journald, journal: Journal) -> None:
 
 def test_every_event_with_every_field(journald: Journald, journal: Journal) -> None:
     samples: dict[Any, int | str] = {INT: 42, CODE: "SOME_CODE", ID: "canary\nMESSAGE=forged"}
+    samples |= {CODES: "files-read-only,network-off", WORKER: "0123456789ab"}
     for event in Event:
         journal.emit(event, **{name: samples[kind] for name, kind in event.value.fields.items()})
         (line,) = journald.read()
@@ -148,6 +149,16 @@ def test_a_field_without_a_value_is_left_out(journald: Journald, journal: Journa
 def test_what_is_not_listed_is_an_error(journal: Journal, fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="BROKER_STARTED has no field"):
         journal.emit(Event.BROKER_STARTED, **fields)
+
+
+def test_a_worker_is_told_as_commands_show_it_and_all_that_confines_it(journald: Journald, journal: Journal) -> None:
+    words = ",".join(f"word-{number:02}-that-is-enforced" for number in range(20))
+    journal.emit(Event.WORKER_STARTED, worker="0123456789ab", enforced=words)
+    (line,) = journald.read()
+    assert (line["INTERCOM_WORKER"], line["INTERCOM_ENFORCED"]) == ("0123456789ab", words)
+    journal.emit(Event.WORKER_STARTED, worker="my-secret-name", enforced="one,,two")
+    (line,) = journald.read()
+    assert (line["INTERCOM_WORKER"], line["INTERCOM_ENFORCED"]) == ("unprintable", "unprintable")
 
 
 @given(st.text())

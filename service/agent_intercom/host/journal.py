@@ -2,9 +2,9 @@
 """The event catalogue, and a sender that neither blocks nor kills.
 
 What can be logged is an `Event`: a fixed text, a `MESSAGE_ID` that `journalctl -x` explains
-(`units/agent-intercom.catalog`), and fields from a list. A field is a number, a code out of our own source, or an id
-that is turned into eight hexadecimal digits here; so a journal can be published without a word of what peers said or a
-name that they chose.
+(`units/agent-intercom.catalog`), and fields from a list. A field is a number, codes out of our own source, the id of a
+worker, which is drawn at random, or an id of a peer's, which is turned into eight hexadecimal digits here; so a journal
+can be published without a word of what peers said or a name that they chose.
 """
 
 from __future__ import annotations
@@ -28,18 +28,27 @@ NOTICE: Final = 5
 INFO: Final = 6
 
 _CODE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_CODES: Final = re.compile(rf"{_CODE.pattern}(?:,{_CODE.pattern}){{0,31}}")
+_WORKER: Final = re.compile(r"[0-9a-f]{12}")
 _STDERR: Final = 2
 
 
 class FieldType(Enum):
-    """What a field may hold: `INT` a number (or a truth value), `CODE` a word out of our source, `ID` a peer's id."""
+    """What a field may hold.
+
+    `INT` a number (or a truth value), `CODE` a word out of our source, `CODES` several of them with commas between,
+    `ID` a peer's id, `WORKER` a worker's id or incarnation, as `orchestrate worker` shows it.
+    """
 
     INT = "int"
     CODE = "code"
+    CODES = "codes"
     ID = "id"
+    WORKER = "worker"
 
 
-INT, CODE, ID = FieldType.INT, FieldType.CODE, FieldType.ID
+INT, CODE, CODES, ID, WORKER = FieldType
+_SHAPES: Final = {CODE: _CODE, CODES: _CODES, WORKER: _WORKER}
 
 
 class Definition(NamedTuple):
@@ -209,31 +218,40 @@ class Event(Enum):
         "ae2033b3b1474ad987e91e8911570828",
         INFO,
         "Worker started",
-        {"worker": ID, "driver": CODE, "generation": INT, "took_ms": INT, "enforced": CODE},
+        {"worker": WORKER, "driver": CODE, "generation": INT, "took_ms": INT, "enforced": CODES},
     )
     WORKER_START_FAILED = Definition(
-        "609abc34d48049c1af7996b838923711", WARNING, "Worker did not start", {"worker": ID, "code": CODE}
+        "609abc34d48049c1af7996b838923711", WARNING, "Worker did not start", {"worker": WORKER, "code": CODE}
     )
     WORKER_ENDED = Definition(
         "7445d26a1ab64ada9b0912b00304fdbb",
         INFO,
         "Worker ended",
-        {"worker": ID, "outcome": CODE, "reason": CODE, "exit_code": INT, "exit_signal": INT},
+        {"worker": WORKER, "outcome": CODE, "reason": CODE, "exit_code": INT, "exit_signal": INT},
     )
     WORKER_LOST = Definition(
         "eb2668648fee4ed5b65e897eff7369d9",
         WARNING,
         "Worker is lost, how it ended cannot be told",
-        {"worker": ID, "code": CODE},
+        {"worker": WORKER, "code": CODE},
     )
     WORKER_CHILDREN_REMAIN = Definition(
-        "d2da24f148d94537b66d25c5d79b117a", NOTICE, "Worker's command ended and left processes behind", {"worker": ID}
+        "d2da24f148d94537b66d25c5d79b117a",
+        NOTICE,
+        "Worker's command ended and left processes behind",
+        {"worker": WORKER},
     )
     WORKER_STOP_FAILED = Definition(
         "1e211f425f7e45ebb88e0d1673f4e1fd",
         ERROR,
         "Worker was stopped and processes of it are left",
-        {"worker": ID, "code": CODE},
+        {"worker": WORKER, "code": CODE},
+    )
+    WORKER_FILES_LEFT = Definition(
+        "1227b57b74c44aeda28236d23ae5c233",
+        WARNING,
+        "Files of a worker that has ended could not be removed",
+        {"worker": WORKER, "code": CODE},
     )
     WORKER_REQUEST_REFUSED = Definition(
         "6f55e227fb1144308998e034d970c980",
@@ -279,7 +297,7 @@ class Journal:
         """Log `event`. Names of fields are the catalogue's, in lower case; a field that is None is left out.
 
         Raises ValueError for a field that the event does not have or a value of another type: errors of the
-        programmer, never of the machine. A code that does not look like one is logged as `unprintable`.
+        programmer, never of the machine. What does not look like what it should be is logged as `unprintable`.
         """
         values = {name: _value(event, name, value) for name, value in fields.items() if value is not None}
         if self.lost and self._send(Event.LOG_LINES_LOST, {"lost": str(self.lost)}):
@@ -323,8 +341,8 @@ def _value(event: Event, name: str, value: int | str) -> str:
         return str(int(value))
     if kind is ID and isinstance(value, str):
         return short_id(value)
-    if kind is CODE and isinstance(value, str):
-        return value if _CODE.fullmatch(value) else "unprintable"
+    if kind in _SHAPES and isinstance(value, str):
+        return value if _SHAPES[kind].fullmatch(value) else "unprintable"
     raise ValueError(f"event {event.name} has no field {name} for a value of type {type(value).__name__}")
 
 

@@ -216,7 +216,7 @@ class Service:
             driver=worker.driver,
             generation=worker.generation,
             took_ms=(time.monotonic_ns() - began) // 1_000_000,
-            enforced=".".join(order.enforced)[:64] if order.launch.confinement else "none",
+            enforced=",".join(order.enforced) if order.launch.confinement else "none",
         )
         return self.registry.get(worker.id) or worker
 

@@ -433,6 +433,23 @@ def test_a_service_without_a_registry_says_so(directory: Path) -> None:
         assert database.read_bytes() == bytes(content)
 
 
+def test_a_registry_that_was_set_aside_is_told_as_long_as_its_file_is_there(directory: Path) -> None:
+    with WorkerHost(directory) as host:
+        with host.client() as client:
+            assert client.request("health", {})["set_aside"] is None
+        host.end()
+        (directory / "s/agent-intercom/workers.sqlite3").write_bytes(b"damaged")
+        host.start()
+        host.end()
+        host.start()
+        with host.client() as client:
+            for action in ("health", "list"):
+                assert client.request(action, {})["set_aside"] == "workers.sqlite3.damaged-1"
+    errors = (directory / "errors").read_text()
+    assert errors.count("Registry of workers was damaged and is set aside") == 1
+    assert "working without it" not in errors
+
+
 def test_it_ends_when_nothing_is_to_be_watched(directory: Path) -> None:
     with WorkerHost(directory, idle=0.2) as host:
         with host.client() as client:

@@ -450,7 +450,10 @@ def test_workers_without_a_record_are_told_with_the_way_out(home: Home, service:
     assert "Ended 1 of them." in said.out and "--override" not in said.out
     assert service.caller["override"] is True
     health = {"version": "1", "live": 0, "systemd": 252, "confinement": [], "lacking": ["OOMPolicy"], "strays": 2}
-    service.answers |= {"health": health, "list": {"workers": [], "hidden": 0}}
+    aside = {"set_aside": "workers.sqlite3.damaged-1"}
+    service.answers |= {"health": {**health, **aside}, "list": {"workers": [], "hidden": 0, **aside}}
+    for command in ("list", "status"):
+        assert home.call("worker", command).out.count("set aside as workers.sqlite3.damaged-1") == 1
     said = home.call("worker", "status")
     assert "knows no OOMPolicy= for scope units" in said.out
     assert "2 live workers of which there is no record: `orchestrate worker cleanup` shows them" in said.out

@@ -208,6 +208,12 @@ class Event(Enum):
         "Registry of workers cannot be used, every change is refused",
         {"code": CODE},
     )
+    WORKERS_SET_ASIDE = Definition(
+        "027a58669cec4394815a46e15c152173",
+        ERROR,
+        "Registry of workers was damaged and is set aside, what it knew of is not known any more",
+        {"code": CODE},
+    )
     MANAGER_LOST = Definition(
         "373b61a5246049f8b08819ec9c503543",
         ERROR,

@@ -66,7 +66,8 @@ class Looking:
 
     async def _list(self, caller: Caller, asked: List) -> dict[str, Any]:
         listed = self._registry.list(caller, now_ms(), everyone=asked.all, history=asked.history)
-        return {"workers": [told(worker) for worker in listed.workers], "hidden": listed.hidden, "more": listed.more}
+        workers = [told(worker) for worker in listed.workers]
+        return {"workers": workers, "hidden": listed.hidden, "more": listed.more, "set_aside": self._set_aside(caller)}
 
     async def _status(self, caller: Caller, asked: Status) -> dict[str, Any]:
         worker = self._registry.find(caller, asked.worker)
@@ -136,8 +137,15 @@ class Looking:
             # Known once a worker was started.
             "lacking": sorted(self._service.managers.lacking),
             "strays": await self._strays(caller),
+            "set_aside": self._set_aside(caller),
             "confinement": list(confinement.plan(Confinement((), False), confinement.abi())),
         }
+
+    def _set_aside(self, caller: Caller) -> str | None:
+        """The file of the last registry that was damaged and is set aside; None: there is none, or nobody is told."""
+        if caller.worker is not None:
+            return None
+        return places.set_aside(self._service.state_dir)
 
     async def _strays(self, caller: Caller) -> int | None:
         """How many workers live that are in no row; None where nobody can tell, or it is nothing to the caller."""

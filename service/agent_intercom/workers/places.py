@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from os import path
 from typing import Final
@@ -25,6 +26,7 @@ from agent_intercom.workers import contract
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 
+_ASIDE: Final = re.compile(r"workers\.sqlite3\.damaged-([0-9]{1,9})", re.ASCII)
 PRODUCT: Final = "agent-intercom"
 PLACE_NAME: Final = "place.json"
 EXIT_NAME: Final = "exit.json"
@@ -204,6 +206,12 @@ def leftovers(state_dir: str, keep: Iterable[str]) -> list[str]:
     directory = path.join(state_dir, "workers")
     kept = set(keep)
     return [path.join(directory, n) for n in _names(directory) if contract.ID.fullmatch(n) and n not in kept]
+
+
+def set_aside(state_dir: str) -> str | None:
+    """The name of the registry that was set aside last because it was damaged; None where there is none."""
+    found = [(int(match[1]), name) for name in _names(state_dir) if (match := _ASIDE.fullmatch(name))]
+    return max(found)[1] if found else None
 
 
 def state_dir(environ: Mapping[str, str]) -> str:

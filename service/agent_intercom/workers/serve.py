@@ -216,7 +216,7 @@ class Main:
                 await reattach.sweep(self.service)
             else:
                 # What a damaged registry knew of may live: its files are not taken from it.
-                self._journal.emit(Event.STORE_DEGRADED, code=_DAMAGED)
+                self._journal.emit(Event.WORKERS_SET_ASIDE, code=_DAMAGED)
         else:
             self.service.blind = True
             found = reattach.Found(0, 0)

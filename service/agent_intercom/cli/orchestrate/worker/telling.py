@@ -99,6 +99,8 @@ def listed(data: Mapping[str, Any], program: str | None, everyone: bool, now: in
         yield "No workers live." if data["hidden"] else "No workers."
     else:
         yield f"You have no workers{' that live' if data['hidden'] else ''}. {other} shows those of others."
+    if "health" not in data:
+        yield from _set_aside(data)
     if not everyone and any(worker.get("grant") for worker in found):
         yield f"(what they have started themselves: {other})"
     if hidden := data["hidden"]:
@@ -149,6 +151,12 @@ def _spans(worker: Worker) -> str:
     return ", ".join(filter(None, (quiet, longest))) or "ever"
 
 
+def _set_aside(data: Mapping[str, Any]) -> Iterator[str]:
+    if name := data.get("set_aside"):
+        yield f"a damaged registry is set aside as {name}: workers that only it knew of are not listed. Remove it when"
+        yield "it is of no use any more; `orchestrate worker cleanup` shows what of them lives"
+
+
 def health(data: Mapping[str, Any]) -> Iterator[str]:
     """The worker service."""
     confined = ", ".join(map(words, data.get("confinement") or [])) or "nothing"
@@ -157,6 +165,7 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"the kernel can enforce: {confined}"
     for name in data.get("lacking") or []:
         yield f"this systemd knows no {name}= for scope units: {_LACKING.get(name, 'workers are without it')}"
+    yield from _set_aside(data)
     if strays := data.get("strays"):
         yield f"{_strays(strays)}: `orchestrate worker cleanup` shows them"
 

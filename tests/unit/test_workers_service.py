@@ -429,6 +429,28 @@ def test_what_an_unknown_worker_may_have_stays_until_it_has_ended(run: Run, ende
     run(body)
 
 
+def test_what_could_not_be_removed_is_told_and_tried_again(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        live = places.scratch_of(str(stage.state), (await stage.start())["incarnation"])
+        left, strays_own = (places.scratch_of(str(stage.state), number) for number in ("0" * 12, "0123456789ab"))
+        for directory in (left, strays_own):
+            places.make_scratch(directory)
+        stage.scopes.units = {STRAY: unit(STRAY)}
+        shown = await stage.ask("cleanup", execute=False)
+        assert shown["left"] == (await stage.ask("health"))["left"] == 1 and os.path.exists(left)
+        with monkeypatch.context() as patch:
+            patch.setattr(places, "remove", lambda directory: False)
+            done = await stage.ask("cleanup", execute=True)
+        assert (done["left"], done["errors"]) == (1, 1)
+        done = await stage.ask("cleanup", execute=True)
+        assert (done["left"], done["errors"]) == (0, 0)
+        assert [os.path.exists(each) for each in (live, left, strays_own)] == [True, False, True]
+
+    run(body)
+
+
 def test_nothing_unknown_is_removed_where_nobody_can_tell_what_lives(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(stage: Stage) -> None:
         scratch = places.scratch_of(str(stage.state), "0123456789ab")

@@ -18,7 +18,9 @@ from agent_intercom.workers import confinement, pausing, places, ring, strays
 from agent_intercom.workers.answers import told
 from agent_intercom.workers.contract import TERMINAL
 from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.removing import left_behind
 from agent_intercom.workers.spec import Confinement
+from agent_intercom.workers.strays import Stray
 from agent_intercom.workers.terms import Caller
 from agent_intercom.workers.watching import now_ms
 
@@ -121,6 +123,7 @@ class Looking:
         # It may be well again.
         with contextlib.suppress(WorkerError):
             self._service.ready()
+        unknown = await self._strays(caller)
         systemd = None
         try:
             systemd = await (await self._service.managers.scopes()).version()
@@ -136,7 +139,9 @@ class Looking:
             "store": self._service.behind or None,
             # Known once a worker was started.
             "lacking": sorted(self._service.managers.lacking),
-            "strays": await self._strays(caller),
+            "strays": None if unknown is None else len(unknown),
+            # Directories of workers that have ended, which could not be removed.
+            "left": None if caller.worker is not None else len(await left_behind(self._service, unknown)),
             "set_aside": self._set_aside(caller),
             "confinement": list(confinement.plan(Confinement((), False), confinement.abi())),
         }
@@ -147,12 +152,12 @@ class Looking:
             return None
         return places.set_aside(self._service.state_dir)
 
-    async def _strays(self, caller: Caller) -> int | None:
-        """How many workers live that are in no row; None where nobody can tell, or it is nothing to the caller."""
+    async def _strays(self, caller: Caller) -> list[Stray] | None:
+        """The workers that live and are in no row; None where nobody can tell, or it is nothing to the caller."""
         if caller.worker is not None:
             return None
         try:
-            return len(await strays.find(self._service))
+            return await strays.find(self._service)
         except WorkerError:
             return None
 

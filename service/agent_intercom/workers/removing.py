@@ -8,7 +8,7 @@ begins again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -78,6 +78,8 @@ class Removing:
         answer: dict[str, Any] = {"candidates": candidates, "handled": 0, "errors": 0, "deferred": found.deferred}
         unknown = await self._strays()
         answer["strays"] = None if unknown is None else [stray.as_json() for stray in unknown]
+        left = await left_behind(self._service, unknown)
+        answer["left"] = len(left)
         if not asked.execute:
             return answer
         if self._cleaning.locked():
@@ -85,7 +87,7 @@ class Removing:
         self._service.ready()
         # Whose they are nobody knows, so a person has to say it.
         to_end = list(unknown or ()) if caller.override else []
-        return await asyncio.shield(self._service.spawn(self._clean(found.due, to_end, answer)))
+        return await asyncio.shield(self._service.spawn(self._clean(found.due, to_end, left, answer)))
 
     async def _strays(self) -> list[Stray] | None:
         """The workers that live and are in no row; None where nobody can tell."""
@@ -94,7 +96,9 @@ class Removing:
         except WorkerError:
             return None
 
-    async def _clean(self, found: Iterable[Due], unknown: list[Stray], answer: dict[str, Any]) -> dict[str, Any]:
+    async def _clean(
+        self, found: Iterable[Due], unknown: list[Stray], left: list[str], answer: dict[str, Any]
+    ) -> dict[str, Any]:
         async with self._cleaning:
             ended, failed = await strays.end(self._service, unknown)
             answer["strays_ended"] = ended
@@ -106,6 +110,9 @@ class Removing:
                     answer["errors"] += 1
                     continue
                 answer["handled"] += done
+            removed = [await self._service.remove(directory) for directory in left]
+            answer["left"] = removed.count(False)
+            answer["errors"] += removed.count(False)
         return answer
 
     async def _handle(self, due: Due) -> bool:
@@ -150,3 +157,18 @@ class Removing:
             else:
                 gone.append(told(worker))
         return gone, errors
+
+
+async def left_behind(service: Service, unknown: Collection[Stray] | None) -> list[str]:
+    """The scratch directories outside runs that could not be removed when their workers ended.
+
+    `unknown` are the workers that live without a record, which may have one; where nobody can tell (None), it is none.
+    """
+    # Listed first: what is made meanwhile is of a worker that is live.
+    there = await asyncio.to_thread(places.leftovers, service.state_dir, ())
+    if not there or unknown is None:
+        return []
+    used = {worker.incarnation for worker in service.registry.live()} | set(service.running)
+    used |= {stray.incarnation for stray in unknown}
+    kept = {places.scratch_of(service.state_dir, incarnation) for incarnation in used}
+    return [directory for directory in there if directory not in kept]

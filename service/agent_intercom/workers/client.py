@@ -23,6 +23,11 @@ from agent_intercom.workers.errors import WorkerError
 TIMEOUT: Final = 90.0
 """Seconds for an answer, where the caller does not say: a cascade stops several workers, each within seconds."""
 
+LOOK_TIMEOUT: Final = 10.0
+"""The same for what only looks: nothing is to be ended for it."""
+
+_LOOKING: Final = frozenset({"list", "status", "logs", "health"})
+_CODES: Final = frozenset(Code)
 _CONNECT_TIMEOUT: Final = 10.0
 _BACKLOG_PAUSE: Final = 0.02
 _PIECE: Final = 65_536
@@ -79,7 +84,7 @@ class Client:
         override: bool = False,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Ask for `action` and wait for its result, at most `timeout` seconds.
+        """Ask for `action` and wait for its result, at most `timeout` seconds (None: as long as such a thing takes).
 
         `scope` and `session` say for whom; whoever calls from inside a worker is that worker, whatever it says. Raises
         WorkerError: what the service answers with, `workers_unreachable` for a service that does not answer as one,
@@ -95,14 +100,18 @@ class Client:
         except WireError as error:
             text = f"the request is longer than {contract.MAX_FRAME} bytes: pass a smaller environment or task"
             raise WorkerError(Code.INVALID, text, "params") from error
-        answer = self._exchange(frame, time.monotonic() + (TIMEOUT if timeout is None else timeout))
+        if timeout is None:
+            timeout = LOOK_TIMEOUT if action in _LOOKING else TIMEOUT
+        answer = self._exchange(frame, time.monotonic() + timeout)
         if answer.get("version") != contract.PROTOCOL_VERSION or answer.get("id") != number:
             raise _not_understood()
         result, error_ = answer.get("result"), answer.get("error")
         if answer.get("ok") is True and isinstance(result, dict):
             return result
-        if isinstance(error_, dict) and isinstance(error_.get("text"), str):
-            raise WorkerError(str(error_.get("code", "")), error_["text"], str(error_.get("field") or ""))
+        if isinstance(error_, dict):
+            code, text = error_.get("code"), error_.get("text")
+            if isinstance(code, str) and code in _CODES and isinstance(text, str):
+                raise WorkerError(code, text, str(error_.get("field") or ""))
         raise _not_understood()
 
     def _exchange(self, frame: bytes, deadline: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from agent_intercom.workers.contract import TERMINAL, Code, State
 _PIECE: Final = 60.0
 """Seconds of one request of `wait`: the service may be asked to wait for no longer."""
 
-_MARGIN: Final = 30.0
+_MARGIN: Final = 8.0
 """Seconds more that an answer may take."""
 
 

@@ -109,9 +109,9 @@ class Client:
         if answer.get("ok") is True and isinstance(result, dict):
             return result
         if isinstance(error_, dict):
-            code, text = error_.get("code"), error_.get("text")
-            if isinstance(code, str) and code in _CODES and isinstance(text, str):
-                raise WorkerError(code, text, str(error_.get("field") or ""))
+            code, said = error_.get("code"), error_.get("text")
+            if isinstance(code, str) and code in _CODES and isinstance(said, str):
+                raise WorkerError(code, said, str(error_.get("field") or ""))
         raise _not_understood()
 
     def _exchange(self, frame: bytes, deadline: float) -> dict[str, Any]:

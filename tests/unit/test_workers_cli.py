@@ -432,9 +432,14 @@ def test_cleanup(home: Home, service: Service) -> None:
     service.answers["cleanup"] = {"candidates": due, "handled": 1, "errors": 0, "deferred": 0}
     assert "Handled 1." in home.call("worker", "cleanup", "--execute").out
     assert service.asked[-1]["params"] == {"execute": True}
-    service.answers["cleanup"] = {"candidates": [], "handled": 0, "errors": 2, "deferred": 0}
+    service.answers["cleanup"] = {"candidates": [], "handled": 0, "errors": 2, "deferred": 0, "left": 2}
     said = home.json("worker", "cleanup", "--yes")
     assert said.code == 1 and "2 of them could not be handled" in said.error[1]
+    left = "2 scratch directories of workers that have ended could not be removed"
+    assert f"{left}; `orchestrate worker cleanup --yes` tries again." in home.call("worker", "cleanup").out
+    health = {"version": "1", "live": 0, "systemd": 252, "confinement": [], "left": 2}
+    service.answers |= {"health": health, "list": {"workers": [], "hidden": 0}}
+    assert f"{left}: `orchestrate worker cleanup --yes` tries again" in home.call("worker", "status").out
 
 
 def test_workers_without_a_record_are_told_with_the_way_out(home: Home, service: Service) -> None:
@@ -492,8 +497,8 @@ def test_every_code_has_its_exit_code_and_an_envelope(home: Home, service: Servi
         ("resume r1", ("conflict", "the worker is not paused", "worker"), ("r1: the worker is not paused",)),
         (
             "release r1",
-            ("not_owner", "the worker is somebody else's", "worker"),
-            ("r1: the worker", "`orchestrate worker adopt r1` makes it yours", "--override"),
+            ("not_owner", "the worker is somebody else's; adopt it, or override", "worker"),
+            ("r1: the worker is somebody else's. `orchestrate worker adopt r1` makes it yours", "--override"),
         ),
         (
             "restart u/reviewer --yes",

@@ -94,7 +94,7 @@ def listed(data: Mapping[str, Any], program: str | None, everyone: bool, now: in
     other = "all:true" if program is None else f"`{program} worker list --all`"
     old = "action history" if program is None else "--history"
     if found:
-        yield from table(_HEADER, [_row(worker, now) for worker in found])
+        yield from table(_HEADER, [_row(worker, now, data.get("sessions")) for worker in found])
     elif everyone:
         yield "No workers live." if data["hidden"] else "No workers."
     else:
@@ -124,7 +124,8 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
     yield f"role: {role}driven as {worker['driver']}"
     yield f"owner: {_owner(worker)}"
     if worker.get("run"):
-        yield f"run: orchestrate@{worker['run']}.service"
+        session = (data.get("sessions") or {}).get(worker["run"])
+        yield f"run: {f'session {session}, ' if session else ''}orchestrate@{worker['run']}.service"
     if worker.get("parent"):
         yield f"started by: worker {worker['parent']}, depth {worker['depth']}"
     if grant := worker.get("grant"):
@@ -168,6 +169,8 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
     yield from _set_aside(data)
     if strays := data.get("strays"):
         yield f"{_strays(strays)}: `orchestrate worker cleanup` shows them"
+    if left := data.get("left"):
+        yield f"{_left(left)}: `orchestrate worker cleanup --yes` tries again"
 
 
 def logs(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -259,6 +262,8 @@ def cleanup(result: Mapping[str, Any], execute: bool, again: str, now: int) -> I
     if unknown:
         yield from table(("UNIT", "RUN", "PROGRAMS"), [_stray(each) for each in unknown])
         yield f"{_strays(len(unknown))}; it may be somebody's work."
+    if behind := result.get("left"):
+        yield f"{_left(behind)}{'' if execute else f'; `{again} --yes` tries again'}."
     left = len(unknown) - len(result.get("strays_ended") or [])
     if not execute:
         what = f"{len(found)} due" if found else "Nothing is due"
@@ -272,6 +277,11 @@ def cleanup(result: Mapping[str, Any], execute: bool, again: str, now: int) -> I
         yield f"Ended {len(unknown)} of them."
     if deferred := result.get("deferred"):
         yield f"{deferred if isinstance(deferred, int) else len(deferred)} more are left for the next time."
+
+
+def _left(count: int) -> str:
+    many = "1 scratch directory" if count == 1 else f"{count} scratch directories"
+    return f"{many} of workers that have ended could not be removed"
 
 
 def _strays(count: int) -> str:
@@ -295,9 +305,11 @@ def _named(worker: Any) -> str:
     return ", ".join(str(part) for part in known if part) or _UNTOLD
 
 
-def _row(worker: Worker, now: int) -> tuple[str, ...]:
+def _row(worker: Worker, now: int, sessions: Mapping[str, str] | None = None) -> tuple[str, ...]:
     since = spoken(now - worker["updated_at"])
-    return worker["name"], worker["id"], _role(worker), _state(worker), since, _owner(worker), _note(worker, now)
+    session = (sessions or {}).get(worker.get("run") or "")
+    owner = f"run of {session}" if session else _owner(worker)
+    return worker["name"], worker["id"], _role(worker), _state(worker), since, owner, _note(worker, now)
 
 
 def _role(worker: Worker) -> str:

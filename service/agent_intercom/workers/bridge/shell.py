@@ -33,6 +33,10 @@ from agent_intercom.workers.errors import WorkerError
 MAX_CLIENTS: Final = 32
 """Who may be connected to the report socket at once; one more is turned away."""
 
+_AGAIN_MS: Final = 1_000
+_AGAIN_MOST_MS: Final = 60_000
+"""After how long a worker service that has gone is told again what is done here: twice as long each time."""
+
 _ASSIGNMENT: Final = "assignment.txt"
 _MESSAGES: Final = "messages"
 
@@ -47,6 +51,9 @@ class Shell:
         self._status: int | None = None
         self._broker: line.BrokerLine | None = None
         self._service: line.Line | None = None
+        self._said = ""
+        self._say_at: int | None = None
+        self._patience = _AGAIN_MS
         self._child: child.Running | None = None
         self._look: tuple[int, int] | None = None
         self._clients: set[line.Client] = set()
@@ -143,11 +150,14 @@ class Shell:
             self._selector.register(what, wanted, then)
 
     def _wait(self, until: int | None) -> None:
+        until = min((at for at in (until, self._say_at) if at is not None), default=None)
         timeout = None if until is None else max(until - _now(), 0) / 1000
         for key, _ in self._selector.select(timeout):
             # What was done about another one may have closed this.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
+        if self._say_at is not None and self._say_at <= _now():
+            self._say_state()
         if not self._queue:
             self._queue.append(events.Tick())
 
@@ -304,11 +314,15 @@ class Shell:
 
     def _notify(self, state: str) -> None:
         """Tell what is done here, if somebody listens; nothing waits for that."""
-        if not self._settings.managed:
-            return
+        if self._settings.managed:
+            self._said = state
+            self._say_state()
+
+    def _say_state(self) -> None:
+        self._say_at = None
         request = {"version": service.PROTOCOL_VERSION, "id": os.urandom(16).hex(), "action": "notify"}
         caller = {"scope": None, "session": None, "override": False}
-        frame = framing.pack(codec.encode({**request, "caller": caller, "params": {"state": state}}))
+        frame = framing.pack(codec.encode({**request, "caller": caller, "params": {"state": self._said}}))
         runtime_dir = path.dirname(path.dirname(path.dirname(self._settings.socket)))
         try:
             if self._service is None:
@@ -321,13 +335,18 @@ class Shell:
     def _noticed(self) -> None:
         """Throw the answers away."""
         try:
-            ended = self._service is not None and self._service.receive() == b""
+            answer = b"" if self._service is None else self._service.receive()
         except OSError:
-            ended = True
-        if ended:
+            answer = b""
+        if answer == b"":
             self._forget_service()
+        elif answer:
+            self._patience = _AGAIN_MS
 
     def _forget_service(self) -> None:
+        """Nobody listens any more, and may not have heard the last; the next one is told again what is done here."""
+        self._say_at = _now() + self._patience
+        self._patience = min(2 * self._patience, _AGAIN_MOST_MS)
         if self._service is not None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._service.socket)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bridge tells the worker service, which may go and come back at any time."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_intercom.wire import codec, framing
+from agent_intercom.workers.bridge import shell as module
+from agent_intercom.workers.bridge.settings import Settings
+from agent_intercom.workers.bridge.shell import Shell
+
+HANG = 20.0
+
+
+def step(shell: Shell) -> None:
+    """What a bridge does once it has nothing to do."""
+    shell._wait(module._now() + 1_000)
+
+
+class Service:
+    """A worker service; `go` hangs up on everybody and unbinds."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self.address = directory / "workers.sock"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.address))
+        self.listener.listen()
+        self.connection: socket.socket | None = None
+
+    def told(self, shell: Shell) -> str:
+        """The next state that it is told."""
+        if self.connection is None:
+            self.listener.settimeout(0)
+            deadline = time.monotonic() + HANG
+            while self.connection is None:
+                assert time.monotonic() < deadline, "it is told nothing"
+                try:
+                    self.connection, _ = self.listener.accept()
+                except BlockingIOError:
+                    step(shell)
+        self.connection.settimeout(HANG)
+        decoder = framing.FrameDecoder()
+        while (payload := decoder.next()) is None:
+            decoder.feed(self.connection.recv(65_536))
+        request = codec.decode(payload)
+        assert request["action"] == "notify"
+        self.connection.sendall(framing.pack(b"{}"))
+        step(shell)
+        return str(request["params"]["state"])
+
+    def go(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.listener.close()
+        self.address.unlink()
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    monkeypatch.setattr(module, "_AGAIN_MS", 1)
+    monkeypatch.setattr(module, "_AGAIN_MOST_MS", 4)
+    broker = tmp_path / "agent-intercom" / "unit" / "broker.sock"
+    made = Shell(
+        Settings("implementer", "t", str(broker), 1, {}, str(tmp_path), str(tmp_path), "/", False, True, ["x"], {})
+    )
+    yield made
+    made._forget_service()
+    made._selector.close()
+
+
+def test_a_service_that_comes_back_is_told_again_what_is_done(shell: Shell, tmp_path: Path) -> None:
+    first = Service(tmp_path / "agent-intercom")
+    shell._notify("working")
+    assert first.told(shell) == "working"
+    shell._notify("waiting")
+    assert first.told(shell) == "waiting"
+    first.go()
+    # Nobody listens for a while.
+    for _ in range(4):
+        step(shell)
+    second = Service(tmp_path / "agent-intercom")
+    assert second.told(shell) == "waiting"
+    assert shell._say_at is None
+    second.go()
+
+
+def test_a_service_that_is_not_there_yet_is_told_when_it_is(shell: Shell, tmp_path: Path) -> None:
+    shell._notify("ready")
+    for _ in range(3):
+        step(shell)
+    service = Service(tmp_path / "agent-intercom")
+    assert service.told(shell) == "ready"
+    service.go()
+
+
+def test_nobody_is_told_where_nobody_watches(shell: Shell, tmp_path: Path) -> None:
+    shell._settings = shell._settings._replace(managed=False)
+    shell._notify("ready")
+    assert shell._say_at is None and shell._service is None

@@ -66,8 +66,28 @@ def test_a_worker_from_its_start_to_its_end(bed: Bed) -> None:
     assert told(bed, "wait", "audit")["reached"] is True
     assert told(bed, "status", "audit")["unit"] is None
     assert [each["name"] for each in told(bed, "prune")["candidates"]] == ["audit"]
+    preview = told(bed, "forget", "audit")
+    assert preview["dry_run"] is True and [each["name"] for each in preview["candidates"]] == ["audit"]
+    assert told(bed, "list")["workers"] == [] and told(bed, "list")["hidden"] == 1
+    assert [each["name"] for each in told(bed, "list", "--history")["workers"]] == ["audit"]
     assert [each["name"] for each in told(bed, "forget", "audit", "--yes")["forgotten"]] == ["audit"]
     assert told(bed, "status", "audit", code=4)["code"] == "worker_not_found"
+
+
+def test_a_worker_of_a_worker_is_told_with_it(bed: Bed) -> None:
+    child = "orchestrate worker start child -- sleep 1000; exec sleep 1000"
+    started = told(bed, "start", "parent", "--may-start", "1", "--", "sh", "-c", child)["worker"]
+    until(lambda: told(bed, "status", "parent")["children"] != [], "it has started one")
+    (found,) = told(bed, "status", "parent")["children"]
+    assert found["name"] == f"{started['id']}/child" and found["parent"] == started["incarnation"]
+    assert told(bed, "stop", "parent", "--yes")["stopped"]
+
+
+def test_what_was_printed_can_be_piped(bed: Bed) -> None:
+    told(bed, "start", "printer", "--keep-output", "--", "printf", "a\\tb\\n  c\\n")
+    told(bed, "wait", "printer")
+    script = f"AGENT_INTERCOM_SCOPE_ID={SCOPE} orchestrate worker logs printer --output"
+    assert bed.as_user("alice", script).stdout == "a\tb\n  c\n"
 
 
 def test_a_worker_of_an_agent(bed: Bed) -> None:

@@ -534,7 +534,7 @@ def test_a_text_of_the_service_steers_no_terminal(home: Home, service: Service) 
 def test_a_code_that_nobody_knows_is_a_failure(home: Home, service: Service) -> None:
     service.answers["status"] = Refused("what is no code", "odd")
     said = home.json("worker", "status", "review")
-    assert said.code == 3 and said.error is not None and said.error[0] == "workers_unreachable"
+    assert said.code == 3 and said.error[0] == "workers_unreachable"
 
 
 def test_names_of_workers_complete(home: Home, service: Service, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.workers.records import Ending, Grant
+from agent_intercom.orchestration import runtime
+from agent_intercom.workers.records import Ending, Grant, Owner
 from tests.unit.orchcli import Home
 from tests.unit.toldservice import ID, IDLE, INCARNATION, Service, clock, ended, serving, stand, worker
 
@@ -63,6 +64,23 @@ def test_a_list_of_nothing_tells_where_to_look(home: Home, service: Service) -> 
     service.answers["list"] = {"workers": [ended()], "hidden": 0}
     assert home.call("worker", "list", "--all").out == "No workers live.\n(1 more has ended: --history)\n"
     assert "You have no workers that live" in home.call("worker", "list").out
+
+
+def test_workers_of_a_run_are_told_with_its_session(home: Home, service: Service) -> None:
+    directory = str(home.root / "home/state/parser/20261130T000000Z-1")
+    unit = "0123456789abcdef0123"
+    runtime.write(
+        str(home.runtime),
+        unit,
+        runtime.RunPlace(directory=directory, scope=None, environment={}, observer_report_usage=False),
+    )
+    of_run = {"run": unit, "role": "reviewer", "owner": Owner(kind="run", name=unit)}
+    other = {**of_run, "run": "f" * 20, "owner": Owner(kind="run", name="f" * 20)}
+    service.answers["list"] = {"workers": [worker(f"{unit}/reviewer", **of_run), worker("x/x", **other)], "hidden": 0}
+    said = home.call("worker", "list")
+    assert "  run of parser  " in said.out and f"  run {'f' * 20}  " in said.out
+    service.answers["status"] = {"worker": worker(f"{unit}/reviewer", **of_run), "processes": [], "unit": None}
+    assert f"run: session parser, orchestrate@{unit}.service\n" in home.call("worker", "status", "review").out
 
 
 def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Service) -> None:

@@ -148,7 +148,9 @@ def failing(program: str, worker: str | None = None, hints: Mapping[str, str] | 
     except WorkerError as error:
         hint = (hints or {}).get(error.code) or _way_out(error).format(program, "WORKER" if worker is None else worker)
         about = f"{worker}: " if worker is not None and error.field == "worker" else ""
-        raise CommandFailure(error.code, about + told(error), hint, exit_of(error.code)) from error
+        # What a person can do about it the way out says, with the words to type.
+        fault = told(error).partition(";")[0] if error.code == Code.NOT_OWNER else told(error)
+        raise CommandFailure(error.code, about + fault, hint, exit_of(error.code)) from error
 
 
 def _way_out(error: WorkerError) -> str:

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import time
+from collections.abc import Iterable, Mapping
+from os import path
 from typing import Final
 
 from agent_intercom.cli.orchestrate import amounts
@@ -35,11 +39,31 @@ def list_workers(options: argparse.Namespace) -> Answer:
 def found(service: calling.Asking, everyone: bool, history: bool) -> JsonObject:
     """The workers that live, and how many more have ended; with `history` those too. Raises WorkerError."""
     result = service.request("list", {"all": everyone, "history": history})
+    result = {**result, "sessions": sessions(result["workers"], os.environ)}
     if history:
         return {**result, "hidden": 0}
     live = [worker for worker in result["workers"] if worker["state"] not in TERMINAL]
     ended = result["hidden"] + len(result["workers"]) - len(live) + result.get("more", 0)
     return {**result, "workers": live, "hidden": ended, "more": 0}
+
+
+def sessions(workers: Iterable[JsonObject], environ: Mapping[str, str]) -> dict[str, str]:
+    """The sessions of the runs that workers are of, by unit id, as far as the places of those runs tell.
+
+    A run's directory lies in that of its session. The service itself knows runs by their units alone.
+    """
+    units = {str(worker["run"]) for worker in workers if worker.get("run")}
+    if not units:
+        return {}
+    from agent_intercom.orchestration import runtime
+    from agent_intercom.orchestration.errors import Refusal
+
+    known = {}
+    for unit in units:
+        with contextlib.suppress(Refusal):
+            directory = runtime.read(runtime.runtime_dir(environ), unit).directory
+            known[unit] = path.basename(path.dirname(directory))
+    return known
 
 
 def status(options: argparse.Namespace) -> Answer:
@@ -55,6 +79,7 @@ def whole(service: calling.Asking, worker: str) -> JsonObject:
     """What `status` tells of one worker, with its live children where it may have some. Raises WorkerError."""
     result = service.request("status", {"worker": worker})
     record = result["worker"]
+    result = {**result, "sessions": sessions([record], os.environ)}
     if record["state"] in TERMINAL or not record.get("grant"):
         return {**result, "children": []}
     seen = service.request("list", {"all": True, "history": False})["workers"]

@@ -14,6 +14,7 @@ from agent_intercom.wire import codec, framing
 from agent_intercom.workers.bridge import shell as module
 from agent_intercom.workers.bridge.settings import Settings
 from agent_intercom.workers.bridge.shell import Shell
+from agent_intercom.workers.bridge.spending import Spending
 
 HANG = 20.0
 
@@ -104,3 +105,12 @@ def test_nobody_is_told_where_nobody_watches(shell: Shell, tmp_path: Path) -> No
     shell._settings = shell._settings._replace(managed=False)
     shell._notify("ready")
     assert shell._say_at is None and shell._service is None
+
+
+def test_of_what_a_program_says_to_have_used_the_last_word_counts() -> None:
+    spending = Spending()
+    zero = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
+    for calls in (7, 3):
+        spending.said({**zero, "providerCalls": calls, "cost": {"total": 0}})
+    total = spending.cumulative()
+    assert total is not None and total["providerCalls"] == 3

@@ -15,6 +15,7 @@ import pytest
 
 from agent_intercom.orchestration import budget, rundir
 from agent_intercom.workers import confinement
+from agent_intercom.workers.bridge import traces
 from tests.contract import workingteam
 from tests.contract.orchpeer import eventually
 from tests.contract.orchruns import Run
@@ -138,6 +139,7 @@ def test_commands_take_a_run_from_its_start_through_a_repair_to_ready() -> None:
         assert second.index("Make the parser sound.") < second.index("Not yet.") < second.index("Round: 2")
         assert review.index("Make the parser sound.") < review.index("src/1.py") < review.index("Round: 1")
         assert workers.text("answer.1") == "accepted\n"
+        assert "    orchestrate report --summary 'TEXT' --verdict approved\n" in review
         states = [event["status"] for event in workers.run.events("worker_lifecycle")]
         assert "waiting" not in states and "uncertain" not in states
         eventually(lambda: len(workers.printed("implementer")) == 4)
@@ -187,14 +189,21 @@ def test_a_report_that_is_refused_is_told_with_its_code_and_can_be_corrected() -
 def test_without_a_report_a_worker_waits_and_a_message_runs_the_command_again() -> None:
     script = """
     if grep -q "Try again" "$AGENT_INTERCOM_ASSIGNMENT_FILE"; then orchestrate report --summary Done.; fi
+    exit 7
     """
     with team() as workers:
         workers.start("implementer", script)
         workers.start("reviewer", APPROVING)
         workers.until("needs_attention", 1)
         assert workers.run.role("implementer")["state"] == "waiting"
+        state = str(workers.state("implementer"))
+        silent = traces.silent(state)
+        assert silent is not None and (silent.kind, silent.round, silent.code) == ("implementation", 1, 7)
         workers.run.send("implementer", "Try again, please.")
         workers.until("ready", 1)
+        eventually(lambda: traces.silent(state) is None and traces.newest_report(state) is not None)
+        report = json.loads(Path(str(traces.newest_report(state))).read_bytes())
+        assert report == {"kind": "implementation", "summary": "Done."}
 
 
 def test_messages_come_to_a_command_that_runs_and_an_abort_ends_it() -> None:

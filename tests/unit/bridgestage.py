@@ -43,6 +43,8 @@ class Stage:
         self.replies: dict[int, dict[str, Any]] = {}
         self.waiting: set[int] = set()
         self.notified: list[str] = []
+        self.silent: list[events.Silent] = []
+        self.published: list[events.Publish] = []
         self.looks = 0
         self.status: int | None = None
         self._boot()
@@ -85,6 +87,11 @@ class Stage:
                     self._sent(effect)
                 case events.Begin():
                     self._begun(effect)
+                case events.Silent():
+                    self.silent.append(effect)
+                case events.Publish():
+                    assert effect.report in self.accepted.values(), "left for persons, and counts nowhere"
+                    self.published.append(effect)
                 case events.Signal():
                     assert self.child is not None
                     self.signals.append(effect.number)
@@ -237,11 +244,11 @@ class Stage:
 
     # The command.
 
-    def end(self) -> None:
+    def end(self, code: int | None = 0) -> None:
         """The command ends."""
         assert self.child is not None
         self.child = None
-        self.step(events.Ended())
+        self.step(events.Ended(code))
 
     def report(self, assignment: str | None = None, summary: str = "Done.", **keys: Any) -> int:
         ticket = self._ticket()

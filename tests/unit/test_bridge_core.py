@@ -410,3 +410,40 @@ def test_a_broker_that_does_not_answer_is_connected_to_again() -> None:
     assert not made.linked
     made.settle()
     assert made.state == "active"
+
+
+def test_a_command_that_ends_without_a_report_is_told_to_persons() -> None:
+    made = at_work()
+    made.end(7)
+    assert made.silent == [events.Silent("implementation", 1, 7)]
+    made.context("operator_message", "Go on.", trigger=True)
+    made.report()
+    made.settle()
+    made.end(0)
+    assert len(made.silent) == 1, "it has reported"
+
+
+def test_a_report_is_left_for_persons_when_it_counts_and_after_a_crash_again() -> None:
+    made = at_work()
+    made.report(summary="Done.")
+    assert made.published == []
+    while made.request is None or made.request.kind != "report":
+        made.answer()
+    before = made.disk
+    made.answer()
+    assert made.published == [events.Publish(1, "implementation", {"kind": "implementation", "summary": "Done."})]
+    # It was killed before it knew that the broker has it.
+    made.disk = before
+    made.crash()
+    made.settle()
+    assert made.published[1:] == made.published[:1]
+
+
+def test_a_report_that_is_refused_is_not_left() -> None:
+    made = at_work()
+    made.report()
+    while made.request is None or made.request.kind != "report":
+        made.answer()
+    made.answer("invalid_protocol")
+    made.settle()
+    assert made.published == []

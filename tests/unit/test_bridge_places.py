@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from agent_intercom.cli.orchestrate import reporting
 from agent_intercom.cli.orchestrate.answer import CommandFailure
-from agent_intercom.workers.bridge import line, looking, memory, settings
+from agent_intercom.workers.bridge import line, looking, memory, settings, traces
 from agent_intercom.workers.errors import WorkerError
 
 HANG = 30.0
@@ -217,3 +218,41 @@ def test_a_bridge_imports_little() -> None:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2] / "service")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "line"),
+    [
+        ("reviewer", "review", "    orchestrate report --summary 'TEXT' --verdict approved"),
+        ("implementer", "implementation", "    orchestrate report --summary 'TEXT'"),
+        ("implementer", "plan", "    orchestrate report <report.json"),
+    ],
+)
+def test_what_a_command_reads_ends_with_how_to_answer(role: str, kind: str, line: str) -> None:
+    known = memory.Memory(role, 1, baseline="Call `orchestrator_report` once.")
+    known.work = memory.Work("d", "a", 1, kind, "Do it.")
+    text = known.text()
+    asked, how = text.split("# How to answer here\n")
+    assert asked.endswith("Do it.\n\n") and line in how.splitlines()
+    assert ("--summary" in how) is (kind != "plan") and ("--verdict" in how) is (role == "reviewer")
+
+
+def test_what_is_left_for_persons_is_private_and_named_by_round_and_kind(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    assert traces.silent(state) is None and traces.newest_report(state) is None
+    traces.fell_silent(state, traces.Silent("review", 1, 7, None, 5))
+    assert traces.silent(state) == traces.Silent("review", 1, 7, None, 5)
+    traces.publish(state, 1, "review", {"kind": "review", "summary": "Not\nyet."})
+    assert traces.silent(state) is None, "it has reported"
+    first = f"{state}/report-1-review.json"
+    assert traces.newest_report(state) == first and json.loads(Path(first).read_bytes())["summary"] == "Not\nyet."
+    assert stat.S_IMODE(os.stat(first).st_mode) == 0o600
+    traces.publish(state, 2, "review", {"kind": "review", "summary": "Good."})
+    os.utime(first, ns=(1, 1))
+    assert traces.newest_report(state) == f"{state}/report-2-review.json"
+    for damaged in (b"{", b"x" * 5_000, b'{"kind":1}'):
+        (tmp_path / "silent.json").write_bytes(damaged)
+        assert traces.silent(state) is None
+    traces.forget(state)
+    traces.forget(state)
+    assert traces.silent(f"{state}/no") is None and traces.newest_report(f"{state}/no") is None

@@ -44,6 +44,9 @@ STATUS = {
     "budget_crossed",
     "external",
     "sessions",
+    "programs",
+    "silent",
+    "reports",
     "awaited",
     "next",
 }

@@ -13,8 +13,12 @@ import apsw
 import pytest
 
 from agent_intercom.cli.orchestrate import looking, steps
-from agent_intercom.orchestration import budget, rootscan, rows, standing
+from agent_intercom.orchestration import budget, reader, rootscan, rows, runtime, snapshot, standing
+from agent_intercom.orchestration import runs as runs_of
+from agent_intercom.tui import view
+from agent_intercom.tui.source import RunSource
 from agent_intercom.workers import pauses
+from agent_intercom.workers.bridge import traces
 from tests.unit.homeruns import SESSION, TEAM, Runs, change
 from tests.unit.orchcli import Home
 from tests.unit.orchrows import NOW, event, role
@@ -242,8 +246,88 @@ def test_where_words_can_be_read(home: Home, runs: Runs) -> None:
     assert f"sessions: {sessions}/ROLE has what the agent of a role said and did" in told
     why = "why implementer stopped without a report, such as an error of its provider"
     assert f"read: {why}: {sessions}/implementer/2026-02_b.jsonl" in told
-    assert f"read: what the reviewer said: {sessions}/reviewer" in told
+    assert "what the reviewer said" not in "".join(told), "it has said nothing yet"
     assert found["implementer"] == f"{sessions}/implementer/2026-02_b.jsonl" and found["probe"] == f"{sessions}/probe"
+
+
+def test_what_the_reviewer_said_is_named_once_it_has(home: Home, runs: Runs) -> None:
+    directory = runs.make(SESSION, ID, rows.Meta(key="workflow_state", value="ready"))
+    said = directory / "sessions/reviewer/2026-01_a.jsonl"
+    with runs.alive(directory):
+        assert "read: " not in home.call("status").out
+        said.parent.mkdir(parents=True)
+        said.touch()
+        assert f"read: what the reviewer said: {said}\n" in home.call("status").out
+
+
+def of_programs(directory: Path) -> None:
+    """Have every role be a program's."""
+    path = directory / "manifest.json"
+    record = json.loads(path.read_text())
+    for entry in record["roles"].values():
+        entry["harness"] = "command"
+    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    for name in TEAM:
+        os.makedirs(directory / "sessions" / name, 0o700)
+
+
+def test_what_programs_have_left_to_read(home: Home, runs: Runs) -> None:
+    waiting = role("implementer", state="waiting", connected=True, active_assignment_id="b" * 32)
+    directory = runs.make(SESSION, ID, rows.Meta(key="workflow_state", value="needs_attention"), waiting)
+    of_programs(directory)
+    sessions = directory / "sessions"
+    with runs.alive(directory) as alive:
+        told = home.call("status").out
+        assert "read: " not in told and "its program" not in told and "sessions: " not in told
+        traces.fell_silent(str(sessions / "implementer"), traces.Silent("implementation", 2, 7, None, 5))
+        traces.fell_silent(str(sessions / "probe"), traces.Silent("probe", 1, None, 9, 5))
+        traces.publish(str(sessions / "reviewer"), 1, "review", {"kind": "review", "summary": "Not yet."})
+        found, told = home.json("status").data, home.call("status").out
+    assert (
+        "worker: implementer: its program ended with exit status 7, without a report (implementation, round 2)" in told
+    )
+    assert "worker: probe: its program was ended by signal 9, without a report (probe, round 1)\n" in told
+    assert f"read: what reviewer reported last: {sessions}/reviewer/report-1-review.json\n" in told
+    label = f"{os.path.basename(alive.path).removesuffix('.sock')}/implementer"
+    assert f"next: to read what the program of implementer printed: orchestrate worker logs {label} --output\n" in told
+    silent = {"kind": "implementation", "round": 2, "code": 7, "signal": None, "at": 5}
+    assert found["silent"]["implementer"] == silent and set(found["silent"]) == {"implementer", "probe"}
+    assert found["reports"] == {"reviewer": f"{sessions}/reviewer/report-1-review.json"}
+    # What a program writes there itself steers nothing.
+    (sessions / "probe/silent.json").write_text('{"kind":"\\u001b]0;x","round":1,"code":1,"signal":null,"at":1}')
+    os.symlink("/etc/passwd", sessions / "probe/report-1-probe.json")
+    told = home.call("status").out
+    assert "\x1b" not in told and "/probe/" not in told
+
+
+def test_a_program_has_no_model(home: Home, runs: Runs) -> None:
+    directory = runs.make(SESSION, ID, role("reviewer", usage=rows.Usage()))
+    of_programs(directory)
+    with runs.alive(directory) as alive:
+        unit = os.path.basename(alive.path).removesuffix(".sock")
+        place = runtime.RunPlace(
+            directory=str(directory),
+            scope=None,
+            environment={},
+            observer_report_usage=True,
+            workers={"reviewer": runtime.WorkerPlace(command=("/opt/my-reviewer", "--key=secret"))},
+        )
+        runtime.remove(str(home.runtime), unit)
+        runtime.write(str(home.runtime), unit, place)
+        found, told = home.json("status").data, home.call("status").out
+        shown = view.make(
+            snapshot.broker(reader.overview(str(directory / "broker.sqlite3"))),
+            RunSource(runs_of.at(str(directory))._replace(unit=unit), home.environment).read().facts,
+            [],
+            view.Life.LIVE,
+        )
+    cells = {line.split()[0]: line for line in told.splitlines()}
+    assert cells["reviewer"].endswith("program my-reviewer") and cells["implementer"].endswith("program")
+    assert " - " in cells["reviewer"] and "secret" not in told and "secret" not in json.dumps(found)
+    assert found["programs"] == {"implementer": "", "probe": "", "reviewer": "my-reviewer"}
+    assert {each["name"]: each["model"] for each in found["roles"]}["reviewer"]
+    models = {each.name: (each.model, each.thinking, each.total) for each in shown.roles}
+    assert models["reviewer"] == ("program my-reviewer", "", "")
 
 
 def test_a_worker_of_somebody_else(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,7 @@ _MAX_PLAN_SUMMARY: Final = 1_000
 _MAX_PLAN_ITEMS: Final = 12
 _MAX_PLAN_ITEM: Final = 300
 
-_KNOWN: Final = frozenset(
-    {"kind", "summary", "changed_paths", "checks", "findings", "risks", "limitations", "verdict"}
-)
+_KNOWN: Final = frozenset({"kind", "summary", "changed_paths", "checks", "findings", "risks", "limitations", "verdict"})
 _REQUIRED: Final = frozenset({"kind", "summary"})
 _PLAN_LISTS: Final = ("relevant_paths", "relevant_symbols", "intended_changes", "required_checks", "open_questions")
 _PLAN: Final = frozenset({"kind", "summary", "risks", *_PLAN_LISTS})
@@ -199,6 +197,11 @@ def _finding(entry: object) -> dict[str, Any]:
         "summary": _text(entry["summary"], "Finding summary", _MAX_ITEM),
         "acceptance": _optional_text(entry.get("acceptance"), "Finding acceptance"),
     }
+
+
+def verdicts(role: str) -> list[str]:
+    """The verdicts of which a report of this role has one; none for a role without any."""
+    return sorted(_VERDICTS.get(role, ()))
 
 
 def _verdict(role: str, value: object) -> str | None:

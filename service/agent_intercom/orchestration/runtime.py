@@ -174,12 +174,24 @@ def read(runtime_dir: str, unit_id: str) -> RunPlace:
             privatefiles.check_directory(step, closed=True)
         content = privatefiles.read(path.join(directory, NAME), MAX_BYTES, closed=True)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise Refusal("run_unknown", "no such run was started", "unit") from error
+        raise Refusal("run_unknown", "the run is over, or was never started", "unit") from error
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise Refusal("run_invalid", "the run's place is too long", NAME) from error
         raise Refusal("run_foreign", "the run's place is not private", "unit") from error
     return _parse(content)
+
+
+def programs(runtime_dir: str, unit_id: str) -> dict[str, str]:
+    """The file names of the programs that work, by role, of the harness `command`; none where nobody can tell.
+
+    Never their arguments: those may be private.
+    """
+    try:
+        workers = read(runtime_dir, unit_id).workers
+    except Refusal:
+        return {}
+    return {role: path.basename(worker.command[0]) for role, worker in workers.items() if worker.command}
 
 
 def remove(runtime_dir: str, unit_id: str) -> bool:

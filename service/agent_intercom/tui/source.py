@@ -14,7 +14,7 @@ from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import inotify
-from agent_intercom.orchestration import contract, manifest, reader, rows, runs, runtime, snapshot
+from agent_intercom.orchestration import contract, harness, manifest, reader, rows, runs, runtime, snapshot
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import CONTROL, Facts, Life, Model, Snapshot
 from agent_intercom.workers import pauses
@@ -69,7 +69,7 @@ class RunSource:
         self.entry = entry
         self._first = first
         self._environ = environ
-        self._facts = facts_of(entry.manifest)
+        self._facts = facts_of(entry.manifest, self._programs())
         self._lives_in_tmux = entry.unit is None and runs.in_tmux(entry, environ)
         self._places: dict[int, str] = {}
         self._kernel: inotify.Inotify | None = None
@@ -115,7 +115,7 @@ class RunSource:
         life = self.life()
         if self._restarted:
             with contextlib.suppress(Refusal):
-                self._facts = facts_of(manifest.read(self.entry.directory))
+                self._facts = facts_of(manifest.read(self.entry.directory), self._programs())
                 self._restarted = False
         try:
             overview = reader.overview(self.entry.database)
@@ -137,6 +137,11 @@ class RunSource:
         # A broker that binds for itself removes its address first, and closes it later.
         address = runtime.socket_path(runtime.runtime_dir(self._environ), self.entry.unit)
         return Life.LIVE if path.lexists(address) else Life.STOPPED
+
+    def _programs(self) -> dict[str, str]:
+        if self.entry.unit is None:
+            return {}
+        return runtime.programs(runtime.runtime_dir(self._environ), self.entry.unit)
 
     def _paused(self) -> list[str]:
         """The roles whose worker is paused; from now on the kernel tells when that changes."""
@@ -170,13 +175,18 @@ class RunSource:
         return found
 
 
-def facts_of(found: manifest.Manifest) -> Facts:
-    """What is shown of a manifest."""
+def facts_of(found: manifest.Manifest, programs: Mapping[str, str]) -> Facts:
+    """What is shown of a manifest. `programs` are the file names of those that work instead of a model, by role."""
     return Facts(
         session=found.session,
         project=found.project,
         host=found.host,
         profile=found.execution_profile.name,
         protocol=found.protocol_version,
-        models={name: Model(role.provider, role.model, role.thinking) for name, role in found.roles.items()},
+        models={
+            name: Model("", f"program {programs.get(name, '')}".rstrip(), "")
+            if role.harness == harness.COMMAND
+            else Model(role.provider, role.model, role.thinking)
+            for name, role in found.roles.items()
+        },
     )

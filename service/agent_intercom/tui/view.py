@@ -69,7 +69,7 @@ class Life(Enum):
 
 
 class Model(NamedTuple):
-    """What a role's worker was started with."""
+    """What a role's worker was started with; without a provider, a program that works instead of a model."""
 
     provider: str
     model: str
@@ -325,9 +325,9 @@ def _role(row: Snapshot, model: Model | None, live: bool, over: bool, paused: bo
         link=f"{'up' if connected else 'down'} g{row['generation']}",
         state=standing.PAUSED if paused else row["state"],
         work="" if assignment is None else f"r{assignment['round']} {assignment['kind']}",
-        model="" if model is None else f"{model.provider}/{model.model}",
+        model="" if model is None else f"{model.provider}/{model.model}" if model.provider else model.model,
         thinking="" if model is None else model.thinking,
-        total=count(row["total_tokens"]),
+        total="" if model and not model.provider and not row["total_tokens"] else count(row["total_tokens"]),
         latest="" if used is None else f"+{count(used['operational_tokens'])}",
         flags=" ".join(filter(None, ("!" if over else "", guardrail))),
         flag_tone=Tone.ERROR if guardrail == "G!" else Tone.WARNING,

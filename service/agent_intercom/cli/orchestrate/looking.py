@@ -24,6 +24,7 @@ from agent_intercom.orchestration.contract import REVIEWER, Workflow
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import CONTROL, count, folded, words
 from agent_intercom.workers import pauses
+from agent_intercom.workers.bridge import traces
 
 LEGACY: Final = "legacy-run"
 BUSY: Final = "temporarily-unavailable"
@@ -133,6 +134,8 @@ def status(options: argparse.Namespace) -> Answer:
         "budget_crossed": [each._asdict() for each in crossed],
         "external": _external(entry, shown),
         "sessions": _sessions(entry, shown, waiting),
+        "programs": _programs(entry),
+        **_traces(entry),
         "awaited": [each._asdict() for each in waiting],
         "next": steps,
     }
@@ -341,6 +344,26 @@ def _sessions(
     if shown is not None and shown["workflow"]["state"] in {Workflow.READY, Workflow.NEEDS_ATTENTION}:
         wanted.add(REVIEWER)
     return {name: _newest_file(place) if name in wanted else place for name, place in found.items()}
+
+
+def _programs(entry: runs.Entry) -> dict[str, str]:
+    """What works instead of a model, by role: the file name of a program, empty where nobody can tell any more."""
+    known = {} if entry.unit is None else runtime.programs(runtime.runtime_dir(os.environ), entry.unit)
+    found = entry.manifest.roles.items()
+    return {name: known.get(name, "") for name, role in found if role.harness == harness.COMMAND}
+
+
+def _traces(entry: runs.Entry) -> JsonObject:
+    """By role, what bridges have left of commands: how one ended that has not reported, and the newest report."""
+    found = {name: role for name, role in entry.manifest.roles.items() if role.harness == harness.COMMAND}
+    silent = {name: traces.silent(role.session_dir) for name, role in found.items()}
+    newest = {name: traces.newest_report(role.session_dir) for name, role in found.items()}
+    return {
+        "silent": {
+            name: {key: getattr(each, key) for key in each.__struct_fields__} for name, each in silent.items() if each
+        },
+        "reports": {name: file for name, file in newest.items() if file},
+    }
 
 
 def _newest_file(directory: str) -> str:

@@ -23,6 +23,7 @@ _ROLE_HEADER: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", 
 _EVENTS: Final = ("NUMBER", "TIME", "ROLE", "EVENT", "ROUND", "STATUS")
 _USED: Final = ("CALLS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOGETHER", "COST")
 _UNTOLD: Final = "-"
+_SESSION: Final = ".jsonl"
 _UP: Final = frozenset({"active", "activating", "reloading"})
 _COMING: Final = frozenset({Workflow.STARTING, Workflow.CONNECTING, RoleState.RESTARTING, RoleState.RECOVERING})
 
@@ -73,7 +74,7 @@ def status_lines(
     shown = data["broker"]
     if shown is None or overview is None:
         yield f"state: {_WHY[data['availability']]}"
-        yield from table(("ROLE", "MODEL"), [(role["name"], _model(role)) for role in data["roles"]])
+        yield from table(("ROLE", "MODEL"), [(role["name"], _model(role, data)) for role in data["roles"]])
         return
     workflow, used = shown["workflow"], shown["usage"]
     since = ago(workflow["updated_at"], now_ms)
@@ -185,6 +186,8 @@ def _unit_lines(data: Mapping[str, Any]) -> Iterator[str]:
     for worker in data["workers"] or ():
         if worker["active"] not in _UP:
             yield f"worker: {worker['role']} {_ended(worker)}"
+    for role, silent in data["silent"].items():
+        yield f"worker: {role}: its program {_fell_silent(silent)} ({words(silent['kind'])}, round {silent['round']})"
     yield from _enforced(data["workers"] or ())
 
 
@@ -199,6 +202,15 @@ def _ended(worker: Mapping[str, Any]) -> str:
     if told["code"] is not None:
         return f"has ended, with exit status {told['code']}{why}"
     return f"has ended{why}; nobody can tell how"
+
+
+def _fell_silent(silent: Mapping[str, Any]) -> str:
+    """How a program ended that has not reported."""
+    if silent["signal"] is not None:
+        return f"was ended by signal {silent['signal']}, without a report"
+    if silent["code"] is not None:
+        return f"ended with exit status {silent['code']}, without a report"
+    return "could not be run"
 
 
 def _enforced(workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -256,8 +268,11 @@ def _place_lines(data: Mapping[str, Any], waiting: Sequence[Awaited]) -> Iterato
         yield f"sessions: {data['paths']['coordination']}/sessions/ROLE has what the agent of a role said and did"
     for role in [each.role or "" for each in waiting if each.what == MESSAGE and each.role in sessions]:
         yield f"read: why {role} stopped without a report, such as an error of its provider: {sessions[role]}"
-    if data["broker"]["workflow"]["state"] in {Workflow.READY, Workflow.NEEDS_ATTENTION} and REVIEWER in sessions:
-        yield f"read: what the {REVIEWER} said: {sessions[REVIEWER]}"
+    said = sessions.get(REVIEWER, "")
+    if data["broker"]["workflow"]["state"] in {Workflow.READY, Workflow.NEEDS_ATTENTION} and said.endswith(_SESSION):
+        yield f"read: what the {REVIEWER} said: {said}"
+    for role, file in sorted(data["reports"].items(), key=lambda item: _place(item[0])):
+        yield f"read: what {role} reported last: {file}"
 
 
 def _coming(role: str, row: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
@@ -276,7 +291,7 @@ def _role(role: Mapping[str, Any], data: Mapping[str, Any], overview: Overview, 
     """A role as a row of the table. Of a run that has ended, nothing is told that holds for now."""
     shown, row = data["broker"], role["broker_state"]
     if row is None:
-        return (role["name"], *(_UNTOLD,) * (len(_ROLE_HEADER) - 2), _model(role))
+        return (role["name"], *(_UNTOLD,) * (len(_ROLE_HEADER) - 2), _model(role, data))
     assignment, active = row["assignment"], overview.active.get(role["name"])
     work = _UNTOLD if assignment is None else f"{words(assignment['kind'])} r{assignment['round']}"
     if assignment is not None and assignment["state"] not in {"accepted", "completed"}:
@@ -290,6 +305,9 @@ def _role(role: Mapping[str, Any], data: Mapping[str, Any], overview: Overview, 
     state = "starting" if coming else "paused" if paused else words(row["state"])
     soft = shown["usage"]["soft_role_tokens"]
     tokens = count(row["total_tokens"]) + (f" of {count(soft)}" if soft else "")
+    if role["name"] in data["programs"] and not row["total_tokens"]:
+        # A program need not say what it uses.
+        tokens = _UNTOLD
     return (
         role["name"],
         link if data["live"] else _UNTOLD,
@@ -299,11 +317,13 @@ def _role(role: Mapping[str, Any], data: Mapping[str, Any], overview: Overview, 
         last,
         tokens + ("!" if role["name"] in data["budget_exceeded"] else ""),
         _percent(row["context_percent"]),
-        _model(role),
+        _model(role, data),
     )
 
 
-def _model(role: Mapping[str, Any]) -> str:
+def _model(role: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    if (program := data["programs"].get(role["name"])) is not None:
+        return f"program {program}".rstrip()
     return f"{role['provider']}/{role['model']} {role['thinking']}"
 
 

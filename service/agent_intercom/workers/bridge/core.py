@@ -68,6 +68,7 @@ class Bridge:
         self.over = False
         self._random_id = random_id
         self._effects: list[events.Effect] = []
+        self._left: list[events.Effect] = []
         self._desk = Desk(memory, self._effects)
         self._changed = False
         self._begin = False
@@ -111,7 +112,7 @@ class Bridge:
             case events.Received():
                 self._received(event, now)
             case events.Ended():
-                self._command_ended()
+                self._command_ended(event.code)
             case events.Looked():
                 self._looked(event.generation)
             case events.Reporting():
@@ -239,7 +240,7 @@ class Bridge:
             self.child.stop_at, self.child.kill_at = None, now + KILL_MS
             self._effects.append(events.Signal(signal.SIGTERM))
 
-    def _command_ended(self) -> None:
+    def _command_ended(self, code: int | None) -> None:
         child, self.child = self.child, None
         if child is None:
             return
@@ -248,6 +249,7 @@ class Bridge:
         work = self.memory.work
         if work is not None and work.assignment_id == child.assignment_id and self.memory.report is None:
             self._begin |= child.again
+            self._effects.append(events.Silent(work.kind, work.round, code))
 
     def _forget(self, assignment_id: str, now: int) -> None:
         """The broker does not know this assignment as ours: what is done for it is not wanted."""
@@ -299,6 +301,9 @@ class Bridge:
     def _report_taken(self, request: Request, status: str, now: int) -> None:
         answer = {"ok": True, "status": status, "assignment_id": request.about}
         if request.ticket is None:
+            kept = self.memory.report
+            if kept is not None and kept.assignment_id == request.about:
+                self._left.append(events.Publish(kept.round, str(kept.report.get("kind")), kept.report))
             self.memory.reported(request.about)
             self._changed = True
             self._desk.over(request.about)
@@ -356,6 +361,8 @@ class Bridge:
         if self._changed or self._desk.changed:
             self._changed = self._desk.changed = False
             effects.insert(0, events.Remember(self.memory))
+        # Before that: after a crash in between, the report is said and left once more.
+        effects, self._left = [*self._left, *effects], []
         return effects if begun is None else [*effects, begun]
 
     def _taken(self) -> list[events.Effect]:

@@ -75,7 +75,7 @@ class Desk:
         if open_work is None:
             self.retold[event.ticket] = Kept(about, body)
         elif memory.report is None:
-            memory.report = Kept(about, body, memory.spending.report())
+            memory.report = Kept(about, body, memory.spending.report(), open_work.round)
             self.changed = True
         elif (memory.report.assignment_id, memory.report.report) != (about, body):
             text = "another report is kept already, and the broker has not answered it yet"

@@ -27,7 +27,12 @@ class Received(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The command has ended, and nothing of its process group is left."""
+    """The command has ended, and nothing of its process group is left.
+
+    `code` is what it exited with, minus the signal that ended it; None: it could not be run.
+    """
+
+    code: int | None = None
 
 
 class Looked(NamedTuple):
@@ -105,6 +110,25 @@ class Begin(NamedTuple):
         return "Begin()"
 
 
+class Silent(NamedTuple):
+    """Tell persons how a command ended that has not reported; `code` as `Ended` has it."""
+
+    kind: str
+    round: int
+    code: int | None
+
+
+class Publish(NamedTuple):
+    """Leave a report that counts where persons read it; done again, it is the same."""
+
+    round: int
+    kind: str
+    report: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return "Publish()"
+
+
 class Hand(NamedTuple):
     """Put a message where the command that runs finds it."""
 
@@ -140,4 +164,6 @@ class Exit(NamedTuple):
     status: int
 
 
-Effect: TypeAlias = Remember | Connect | Disconnect | Send | Begin | Hand | Signal | Reply | Notify | Look | Exit
+Effect: TypeAlias = (
+    Remember | Connect | Disconnect | Send | Begin | Silent | Publish | Hand | Signal | Reply | Notify | Look | Exit
+)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agent_intercom.orchestration import reports
 from agent_intercom.workers.bridge.spending import Spending
 
 VERSION: Final = 1
@@ -44,11 +45,12 @@ class Message(msgspec.Struct):
 
 
 class Kept(msgspec.Struct):
-    """A report that the broker has not answered yet."""
+    """A report that the broker has not answered yet, and the round of its assignment (0: unknown)."""
 
     assignment_id: str
     report: dict[str, Any]
     usage: dict[str, Any] | None = None
+    round: int = 0
 
 
 class Memory(msgspec.Struct):
@@ -103,12 +105,37 @@ class Memory(msgspec.Struct):
             self.work = None
 
     def text(self) -> str:
-        """What a command reads: baseline, run state, messages and the assignment, each after an empty line."""
+        """What a command reads: baseline, run state, messages, assignment, how to answer, each after an empty line.
+
+        The others were written for agents with a tool that a command does not have.
+        """
         assert self.work is not None
         lost = [f"({self.dropped} earlier messages are not kept any more.)"] if self.dropped else []
         messages = [each.content for each in self.messages]
-        parts = [self.baseline, self.run_state, *lost, *messages, self.work.content]
+        parts = [
+            self.baseline,
+            self.run_state,
+            *lost,
+            *messages,
+            self.work.content,
+            _answering(self.role, self.work.kind),
+        ]
         return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _answering(role: str, kind: str) -> str:
+    """How a command answers, whatever the texts before say. A plan has more than words."""
+    choice = reports.verdicts(role)
+    verdict = f" --verdict {choice[0]}\n\nInstead of {choice[0]}: {', '.join(choice[1:])}." if choice else ""
+    words = f"A report in words only:\n\n    orchestrate report --summary 'TEXT'{verdict}\n\n" if kind != "plan" else ""
+    return (
+        "# How to answer here\n\n"
+        "There is no tool `orchestrator_report` here: where it is named, the command `orchestrate report` is meant. It "
+        "reads the report, one JSON object with the same fields, from standard input:\n\n"
+        "    orchestrate report <report.json\n\n"
+        f"{words}It prints what became of it, and `accepted` ends the assignment. Call it once; do not, "
+        "if whoever started you makes the report out of what you print."
+    )
 
 
 _decoder = msgspec.json.Decoder(Memory)

@@ -24,7 +24,7 @@ from agent_intercom.wire import codec, framing
 from agent_intercom.wire.errors import WireError
 from agent_intercom.workers import client
 from agent_intercom.workers import contract as service
-from agent_intercom.workers.bridge import child, core, events, line, looking, memory
+from agent_intercom.workers.bridge import child, core, events, line, looking, memory, traces
 from agent_intercom.workers.bridge import settings as variables
 from agent_intercom.workers.bridge.settings import Settings
 from agent_intercom.workers.contract import Code
@@ -230,6 +230,7 @@ class Shell:
             _say(f"the command could not be run: {os.strerror(error.errno or 0)}")
             self._queue.append(events.Ended())
             return
+        traces.forget(settings.state)
         _say(f"the command runs: {effect.kind}, round {effect.round}")
         self._watch(self._child.pidfd, self._bury)
 
@@ -239,7 +240,21 @@ class Shell:
             ended = self._child.reap()
             _say(f"the command ended, {_how(ended)}")
             self._child = None
-            self._queue.append(events.Ended())
+            self._queue.append(events.Ended(ended))
+
+    def _leave_trace(self, effect: events.Silent | events.Publish) -> None:
+        """Leave what persons read; no work waits for that."""
+        state = self._settings.state
+        try:
+            if isinstance(effect, events.Publish):
+                traces.publish(state, effect.round, effect.kind, effect.report)
+                return
+            code = effect.code
+            exited, number = (None, -code) if code is not None and code < 0 else (code, None)
+            at = time.time_ns() // 1_000_000
+            traces.fell_silent(state, traces.Silent(effect.kind, effect.round, exited, number, at))
+        except OSError as error:
+            _say(f"what persons read could not be written: {os.strerror(error.errno or 0)}")
 
     def _hand(self, effect: events.Hand) -> None:
         """Put a message where the command looks: whole, or not at all."""
@@ -368,6 +383,8 @@ class Shell:
                     self._send(effect)
                 case events.Begin():
                     self._begin(effect)
+                case events.Silent() | events.Publish():
+                    self._leave_trace(effect)
                 case events.Hand():
                     self._hand(effect)
                 case events.Signal():

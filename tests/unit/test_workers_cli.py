@@ -341,6 +341,15 @@ def test_what_was_stopped_with_a_worker_is_named(home: Home, service: Service) -
     ]
 
 
+def test_a_stop_that_is_not_written_down_is_told_as_that(home: Home, service: Service) -> None:
+    service.answers["stop"] = {"worker": ended(), "stopped": [], "recorded": False}
+    said = home.call("worker", "stop", "review", "--yes")
+    assert said.code == 0 and said.out.splitlines()[0] == "review: stopped; nobody is left in its unit"
+    assert "cannot write this down now" in said.out
+    service.answers["stop"] = {"worker": ended(), "stopped": [], "recorded": True}
+    assert "write this down" not in home.call("worker", "stop", "review", "--yes").out
+
+
 def test_what_was_done_is_said_once(home: Home, service: Service) -> None:
     service.answers["pause"] = {"worker": worker(state="paused")}
     assert home.call("worker", "pause", "review").out == "review: paused; its times stand still\n"

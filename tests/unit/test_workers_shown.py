@@ -188,6 +188,9 @@ def test_status_of_all(home: Home, service: Service) -> None:
     assert home.json("worker", "status").data["health"]["live"] == 1
     service.answers["health"] = {"version": "0.1.0", "live": 0, "systemd": None, "confinement": []}
     assert "no service manager answers it\nthe kernel can enforce: nothing\n" in home.call("worker", "status").out
+    health = {"version": "0.1.0", "live": 0, "systemd": None, "confinement": [], "store": "store_unusable"}
+    service.answers["health"] = health
+    assert "its registry cannot be written (store unusable): " in home.call("worker", "status").out
 
 
 def test_logs(home: Home, service: Service) -> None:

@@ -164,6 +164,8 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
     manager = f"systemd {data['systemd']}" if data["systemd"] else "no service manager answers it"
     yield f"worker service: version {data['version']}, {data['live']} live, {manager}"
     yield f"the kernel can enforce: {confined}"
+    if code := data.get("store"):
+        yield f"its registry cannot be written ({words(code)}): workers go on and can be stopped, none can be started"
     for name in data.get("lacking") or []:
         yield f"this systemd knows no {name}= for scope units: {_LACKING.get(name, 'workers are without it')}"
     yield from _set_aside(data)
@@ -203,6 +205,8 @@ def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
     done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
     name = worker["id"] if action == "rename" else worker["name"]
     yield f"{name}: {done}{_aside(worker, action, now)}"
+    if result.get("recorded") is False:
+        yield "The worker service cannot write this down now; it says so until it can (`orchestrate doctor`)."
     others = [each for each in result.get("stopped") or [] if each["id"] != worker["id"]]
     for each in others:
         yield f"{each['name']}: stopped with it" + ("" if each["state"] in TERMINAL else f" ({_state(each)})")

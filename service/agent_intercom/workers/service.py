@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
@@ -396,13 +397,18 @@ class Service:
             del self._locks[worker]
 
     async def end_all(self, workers: Iterable[Worker]) -> list[Worker]:
-        """End workers in this order, one after the other; raises what failed first, after all were tried."""
-        ended, failure = [], None
-        for worker in workers:
-            try:
-                ended.append(await self.end(worker))
-            except WorkerError as error:
-                failure = failure or error
+        """End workers, which come deepest first: those of one depth together, and then the next.
+
+        Raises what failed first, after all were tried.
+        """
+        ended: list[Worker] = []
+        failure: BaseException | None = None
+        for _, level in itertools.groupby(workers, lambda worker: worker.depth):
+            for found in await asyncio.gather(*map(self.end, level), return_exceptions=True):
+                if isinstance(found, BaseException):
+                    failure = failure or found
+                else:
+                    ended.append(found)
         if failure is not None:
             raise failure
         return ended

@@ -15,7 +15,7 @@ from agent_intercom.workers import contract
 from agent_intercom.workers.contract import Limits
 from agent_intercom.workers.listening import Origin, Peer
 from agent_intercom.workers.requests import Requests
-from agent_intercom.workers.terms import Changes
+from agent_intercom.workers.terms import Caller, Changes
 from tests.unit import workerstage
 from tests.unit.test_workers_service import SCOPE, Run, Stage, run
 
@@ -162,5 +162,20 @@ def test_no_more_are_pruned_at_once_than_can_be_told(run: Run, monkeypatch: pyte
         assert (len(first["pruned"]), first["more"]) == (2, 1)
         second = await stage.ask("prune", acknowledge=True)
         assert (len(second["pruned"]), second["more"]) == (1, 0)
+
+    run(body)
+
+
+def test_what_nobody_sees_any_more_is_cleaned_up_by_anybody_and_not_named(run: Run) -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.start(name="secret")
+        stage.registry.lost(worker["incarnation"], 1)
+        stage.registry._scopes.clear()
+        found = await stage.ask("cleanup", Caller())
+        assert [(each["worker"], each["name"]) for each in found["candidates"]] == [(worker["id"], "")]
+        named = await stage.ask("cleanup", Caller(override=True))
+        assert [each["name"] for each in named["candidates"]] == ["secret"]
+        await stage.ask("cleanup", Caller("scope-of-somebody-else"), execute=True)
+        assert stage.registry.get(worker["id"]) is None
 
     run(body)

@@ -74,7 +74,7 @@ class Removing:
 
     async def _cleanup(self, caller: Caller, asked: Cleanup) -> dict[str, Any]:
         found = self._registry.cleanup(caller, now_ms())
-        candidates = [self._candidate(due) for due in found.due]
+        candidates = [self._candidate(caller, due) for due in found.due]
         answer: dict[str, Any] = {"candidates": candidates, "handled": 0, "errors": 0, "deferred": found.deferred}
         unknown = await self._strays()
         answer["strays"] = None if unknown is None else [stray.as_json() for stray in unknown]
@@ -130,9 +130,10 @@ class Removing:
             raise WorkerError(Code.STOP_FAILED, "files of the worker cannot be removed", "worker")
         return True
 
-    def _candidate(self, due: Due) -> dict[str, Any]:
+    def _candidate(self, caller: Caller, due: Due) -> dict[str, Any]:
         worker = self._registry.get(due.worker)
-        name = "" if worker is None else worker.name
+        # What it is called is told to who may see it.
+        name = worker.name if worker is not None and self._registry.visible(caller, worker) else ""
         return {"worker": due.worker, "name": name, "work": str(due.work), "reason": str(due.reason)}
 
     async def _delete(self, claimed: Iterable[Worker]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -142,7 +142,7 @@ def _check(given: dict[str, Any]) -> None:
     """Raise WorkerError where a text is one that can be neither stored nor given to the kernel."""
     for name, value in given.items():
         if not _encodes(value, "surrogateescape" if name in _BYTES else "strict"):
-            raise WorkerError(Code.INVALID, "it is no text: a character is only half of one", _shown(name))
+            raise WorkerError(Code.INVALID, "it is no text that can be written as UTF-8", _shown(name))
         if name in _WORDS and isinstance(value, str) and not (len(value) <= _WORD_LENGTH and value.isprintable()):
             raise WorkerError(Code.INVALID, f"it is at most {_WORD_LENGTH} printable characters", name)
 

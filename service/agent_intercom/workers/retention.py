@@ -62,14 +62,18 @@ class Retention(Ownership, Facts):
         return self._claim(self._whole(own))
 
     def cleanup(self, caller: Caller, now: int) -> Candidates:
-        """What a cleanup would do now with what the caller may see: stops first, then deletions. Changes nothing."""
+        """What a cleanup would do now with what the caller may see: stops first, then deletions. Changes nothing.
+
+        Deletions of workers whose scope id is not known any more are everybody's: nobody else would ever do them.
+        """
         self._outside(caller)
         seen = {row.id for row in self._rows.values() if self._sees(caller, None, row)}
         stops = [due for due in self._expired(now) if due.worker in seen]
         expired = []
         for row in self.ended_workers():
             until = kept_until(row, self._lifetimes)
-            if row.id in seen and row.id not in self._claims and until is not None and until <= now:
+            whose = row.id in seen or row.id not in self._scopes
+            if whose and row.id not in self._claims and until is not None and until <= now:
                 expired.append(row)
         prunes = [
             Due(Work.PRUNE, row.id, row.incarnation, kept_until(row, self._lifetimes) or 0)

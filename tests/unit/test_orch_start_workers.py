@@ -50,12 +50,26 @@ def test_which_program_works(home: Home) -> None:
         ((*COMMAND, "reviewer"), "invalid_arguments", "ROLE=VALUE"),
         ((*COMMAND, "writer=true"), "invalid_arguments", "there is no role writer"),
         ((*COMMAND, "reviewer=true", "--worker-command", "probe=true"), "invalid_arguments", "the run has no probe"),
-        ((*COMMAND, "reviewer=no-such-program"), "missing_prerequisite", "is not there or cannot be executed"),
+        (
+            (*COMMAND, "reviewer=no-such-program"),
+            "missing_prerequisite",
+            "work as reviewer is not there: no-such-program is in no directory of PATH (--worker-command)",
+        ),
+        ((*COMMAND, "reviewer=/no/such"), "missing_prerequisite", "work as reviewer is not there: /no/such ("),
+        ((*COMMAND, "reviewer=/etc/passwd x"), "missing_prerequisite", "cannot be executed: /etc/passwd ("),
+        ((*COMMAND, "reviewer=/etc"), "missing_prerequisite", "is a directory: /etc ("),
+        ((*COMMAND, "reviewer='true x'"), "missing_prerequisite", "or `sh -c 'LINE'`"),
     ],
 )
 def test_a_program_that_cannot_work(home: Home, words: tuple[str, ...], code: str, text: str) -> None:
     found = refused(home, *TASK, *words, "--dry-run")
     assert found[0] == code and text in found[1]
+
+
+def test_a_program_in_path_that_is_not_executable_is_named(home: Home) -> None:
+    (home.bin / "command.sh").write_text("#!/bin/sh\n")
+    _, text = refused(home, *TASK, *COMMAND, "reviewer=command.sh my-agent", "--dry-run")
+    assert f"cannot be executed: {home.bin}/command.sh (" in text and f"`chmod +x {home.bin}/command.sh`" in text
 
 
 def test_skills_of_a_program_are_a_list_with_colons(home: Home) -> None:
@@ -139,4 +153,4 @@ def test_doctor_tells_of_programs_that_are_not_there(home: Home) -> None:
     assert told["command"] == "reviewer: nobody says which program works"
     home.config('[roles.reviewer]\nharness = "command"\n[harness.command]\ncommand = ["no-such-program"]\n')
     told = {check["check"]: check["text"] for check in home.json("doctor").envelope["data"]["checks"]}
-    assert told["command"] == "reviewer: its program is not there, or cannot be executed"
+    assert told["command"] == "reviewer: its program is not there: no-such-program is in no directory of PATH"

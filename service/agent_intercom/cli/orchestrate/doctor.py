@@ -44,17 +44,21 @@ def modules(lacking: Sequence[Dependency]) -> Check:
     return Check("modules", "fail", f"missing: {dependencies.names(lacking)}", hint, needed=True)
 
 
-def answer(data: dict[str, Any], found: Sequence[Check]) -> Answer:
-    """What was found out, and the first fault as the error; one of what runs need comes before all others."""
+def answer(data: dict[str, Any], found: Sequence[Check], *, told: bool = False) -> Answer:
+    """What was found out, and the first fault as the error; one of what runs need comes before all others.
+
+    `told`: whoever reads the error has read every check before.
+    """
     failed = [check for check in found if check.failed]
     missing = [check for check in failed if check.needed]
     data = {**data, "checks": [check.result() for check in _page(found)], "checks_total": len(found)}
     if not failed:
         return Answer(data, verdicts.lines(found))
     first = (missing or failed)[0]
-    text = f"failed checks: {verdicts.failed_names(found)}; {first.name}: {first.text}. "
-    # A command begins with a backquote, and stays as it is.
-    text += f"{first.way_out[:1].upper()}{first.way_out[1:]}"
+    text = f"failed checks: {verdicts.failed_names(found)}"
+    if not told:
+        # A command begins with a backquote, and stays as it is.
+        text += f"; {first.name}: {first.text}. {first.way_out[:1].upper()}{first.way_out[1:]}"
     return Answer(data, verdicts.lines(found), (MISSING_PREREQUISITE if missing else ERROR, text))
 
 

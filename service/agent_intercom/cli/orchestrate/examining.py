@@ -28,7 +28,18 @@ from agent_intercom.cli.orchestrate.findings import Systemd
 from agent_intercom.cli.orchestrate.preparing import needs_pi, pi_program, project_of
 from agent_intercom.cli.orchestrate.runfindings import Lying
 from agent_intercom.cli.verdicts import Check
-from agent_intercom.orchestration import budget, environment, inventory, models, pipackage, places, runs, runtime, tmux
+from agent_intercom.orchestration import (
+    budget,
+    environment,
+    harness,
+    inventory,
+    models,
+    pipackage,
+    places,
+    runs,
+    runtime,
+    tmux,
+)
 from agent_intercom.orchestration.config import load
 from agent_intercom.orchestration.config.load import Examined
 from agent_intercom.orchestration.config.plan import Asked, Plan, plan
@@ -73,7 +84,7 @@ def examine(options: argparse.Namespace, modules: Check) -> Answer:
             findings.workers(systemd),
             findings.runtime_directory(os.environ),
             [modules],
-            _settings(settings, program),
+            _settings(settings, program, _without_pi(lying)),
             runfindings.live_runs(lying, systemd),
             runfindings.left_running(lying, systemd, program),
             runfindings.failed_units(lying, systemd, program),
@@ -94,7 +105,7 @@ def examine(options: argparse.Namespace, modules: Check) -> Answer:
         "confinement": confining.machine(),
         "runs": runfindings.count(lying, systemd).result(),
     }
-    return doctor.answer(data, found)
+    return doctor.answer(data, found, told=not options.json)
 
 
 def _meanwhile(ask: Callable[..., T], *arguments: object) -> Future[T]:
@@ -117,6 +128,13 @@ def _answer(future: Future[T], deadline: float) -> T | None:
         return future.result(max(deadline - time.monotonic(), 0.0))
     except TimeoutError:
         return None
+
+
+def _without_pi(lying: Lying) -> bool:
+    """Whether runs live, and Pi works in none of them."""
+    live = lying.live.entries if lying.live else ()
+    records = [role for entry in live for role in entry.manifest.roles.values()]
+    return bool(records) and all(role.harness in {harness.COMMAND, harness.EXTERNAL} for role in records)
 
 
 def _runtime_dir() -> str | None:
@@ -159,12 +177,12 @@ def _look_at_settings(project: str, skip_model_check: bool) -> _Settings:
     return _Settings(examined, made, problem, program, package, checked)
 
 
-def _settings(found: _Settings, program: str) -> Iterator[Check]:
+def _settings(found: _Settings, program: str, without_pi: bool) -> Iterator[Check]:
     yield from findings.settings(found.examined, program)
     if found.problem:
         yield Check("settings", "fail", found.problem, f"`{program} config show` tells where every value comes from")
     if found.plan is not None:
-        yield from findings.programs(found.plan, found.program, found.package)
+        yield from findings.programs(found.plan, found.program, found.package, without=without_pi)
         if found.program is not None:
             yield from findings.models(found.checked, program)
 

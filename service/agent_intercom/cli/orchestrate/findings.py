@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from agent_intercom.cli.orchestrate import config
 from agent_intercom.cli.orchestrate.answer import JsonObject
-from agent_intercom.cli.orchestrate.preparing import needs_pi
+from agent_intercom.cli.orchestrate.preparing import needs_pi, program_fault
 from agent_intercom.cli.place import file_system
 from agent_intercom.cli.verdicts import LOG_IN, Check, in_memory, no_manager
 from agent_intercom.cli.verdicts import lingering as lingering_check
@@ -52,7 +52,10 @@ _INSTALL: Final = "install the units: `make install`, or `make install-user`"
 _LOG_IN: Final = "log in through systemd-logind, or set XDG_RUNTIME_DIR to /run/user/UID"
 
 
-_EXTERNAL: Final = 'where somebody else starts the workers say so there ([defaults] harness = "external")'
+_OTHERS: Final = (
+    "where programs of another kind work, or somebody else starts the workers, say so there ([defaults] harness = "
+    '"command" or "external"), or to `start` (--harness ROLE=command --worker-command ROLE=PROGRAM)'
+)
 
 
 class Systemd(NamedTuple):
@@ -320,8 +323,8 @@ def settings(found: Examined, program: str) -> Iterator[Check]:
             yield Check("settings-unused", "warn", text, "move what is still wanted to orchestrate.toml")
 
 
-def programs(made: Plan, program: str | None, package: PiPackage | None) -> Iterator[Check]:
-    """What the harnesses of a run need."""
+def programs(made: Plan, program: str | None, package: PiPackage | None, *, without: bool) -> Iterator[Check]:
+    """What the harnesses of a run need. `without`: runs live, and none of them has to do with Pi."""
     for role, chosen in made.roles.items():
         if chosen.harness == COMMAND and (fault := _command_fault(chosen.command)):
             hint = "correct it in orchestrate.toml ([harness.command]), or say --worker-command when a run is started"
@@ -329,15 +332,16 @@ def programs(made: Plan, program: str | None, package: PiPackage | None) -> Iter
     if not needs_pi(made):
         yield Check("harness", "ok", "no worker is Pi")
         return
+    missing = "warn" if without else "fail"
     if program is None:
-        hint = f"install Pi, or name it in orchestrate.toml ([harness.pi] command), or {_EXTERNAL}"
-        yield Check("pi", "fail", f"{made.pi_command} is not in PATH", hint, needed=True)
+        hint = f"install Pi, or name it in orchestrate.toml ([harness.pi] command), or {_OTHERS}"
+        yield Check("pi", missing, f"{made.pi_command} is not in PATH", hint, needed=True)
     else:
         yield Check("pi", "ok", program)
     if package is None:
         hint = "`pi install npm:pi-tmux-orchestrator`, or name its file in orchestrate.toml ([harness.pi] bridge), or "
-        hint += _EXTERNAL
-        yield Check("worker-bridge", "fail", "the worker bridge of Pi is not there", hint, needed=True)
+        hint += _OTHERS
+        yield Check("worker-bridge", missing, "the worker bridge of Pi is not there", hint, needed=True)
     else:
         yield Check("worker-bridge", "ok", f"{package.bridge} (version {package.version or 'unknown'})")
 
@@ -346,7 +350,9 @@ def _command_fault(words: Sequence[str]) -> str:
     """What is wrong with the program of a role, as a run that is started here would find it."""
     if not words:
         return "nobody says which program works"
-    return "" if shutil.which(words[0]) else "its program is not there, or cannot be executed"
+    if shutil.which(words[0]):
+        return ""
+    return f"its program {program_fault(words[0], os.environ.get('PATH', ''))[0]}"
 
 
 def models(checked: Sequence[ModelCheck], program: str) -> Iterator[Check]:

@@ -351,9 +351,9 @@ def _worker(role: str, chosen: PlannedRole, given: Mapping[str, str]) -> runtime
     if chosen.command:
         program = shutil.which(chosen.command[0], path=given.get("PATH", ""))
         if program is None:
-            where = chosen.sources["command"].text
-            text = f"the program that is to work as {role} is not there or cannot be executed ({where})"
-            raise CommandFailure("missing_prerequisite", text, "Install it, or name another.")
+            fault, hint = program_fault(chosen.command[0], given.get("PATH", ""))
+            text = f"the program that is to work as {role} {fault} ({chosen.sources['command'].text})"
+            raise CommandFailure("missing_prerequisite", text, hint)
         command = (path.abspath(program), *chosen.command[1:])
     return runtime.WorkerPlace(
         command=command,
@@ -366,6 +366,22 @@ def _worker(role: str, chosen: PlannedRole, given: Mapping[str, str]) -> runtime
         tasks_max=chosen.tasks_max,
         runtime_ms=None if chosen.runtime_minutes is None else chosen.runtime_minutes * 60_000,
     )
+
+
+def program_fault(name: str, search: str) -> tuple[str, str]:
+    """What is wrong with a program that `shutil.which` does not find, and the way out. `search` is PATH."""
+    places_ = [name] if "/" in name else [path.join(each, name) for each in search.split(os.pathsep) if each]
+    for place in places_:
+        if path.isdir(place):
+            return f"is a directory: {place}", "Name a program in it."
+        if path.exists(place):
+            return f"cannot be executed: {place}", f"`chmod +x {shlex.quote(place)}`, or name another."
+    if "/" in name:
+        return f"is not there: {name}", "Correct the path, or name another."
+    hint = "Install it, or say its path; the words after it are its own."
+    if len(name.split()) > 1:
+        hint = "Write the words of a command one by one, or `sh -c 'LINE'`."
+    return f"is not there: {name} is in no directory of PATH", hint
 
 
 def _directories(role: str, chosen: PlannedRole) -> Iterator[str]:

@@ -15,7 +15,7 @@ from agent_intercom.cli.orchestrate import config
 from agent_intercom.cli.orchestrate.answer import JsonObject
 from agent_intercom.cli.orchestrate.preparing import needs_pi, program_fault
 from agent_intercom.cli.place import file_system
-from agent_intercom.cli.verdicts import LOG_IN, Check, in_memory, no_manager
+from agent_intercom.cli.verdicts import LOG_IN, Check, State, in_memory, no_manager
 from agent_intercom.cli.verdicts import lingering as lingering_check
 from agent_intercom.host import cgroups
 from agent_intercom.host.manager import CALL_TIMEOUT, Manager, ManagerError, UnitState, lingering
@@ -332,7 +332,7 @@ def programs(made: Plan, program: str | None, package: PiPackage | None, *, with
     if not needs_pi(made):
         yield Check("harness", "ok", "no worker is Pi")
         return
-    missing = "warn" if without else "fail"
+    missing: State = "warn" if without else "fail"
     if program is None:
         hint = f"install Pi, or name it in orchestrate.toml ([harness.pi] command), or {_OTHERS}"
         yield Check("pi", missing, f"{made.pi_command} is not in PATH", hint, needed=True)

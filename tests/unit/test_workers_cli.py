@@ -171,6 +171,7 @@ def test_bytes_that_are_no_text_reach_the_worker_as_they_are(
         ("restart review", "Say --yes"),
         ("rename review", "NAME"),
         ("notify asleep", "ready|working|waiting"),
+        ("wait review --until nonsense", "'ready', 'idle', 'end', 'checkpoint', 'provisioning', 'registering'"),
         ("", "OPERATION"),
     ],
 )
@@ -514,6 +515,11 @@ def test_every_code_has_its_exit_code_and_an_envelope(home: Home, service: Servi
             ("forbidden", "a worker of a run is changed by its run alone", "worker"),
             ("u/reviewer: ", "`orchestrate restart SESSION --role ROLE --yes`", "`orchestrate stop SESSION --yes`"),
         ),
+        (
+            "pause r1",
+            ("worker_not_live", "the worker has ended", "worker"),
+            ("`orchestrate worker restart r1 --yes`", "one that was stopped, `orchestrate worker start` anew"),
+        ),
         ("forget r1 --yes", ("worker_live", "it has not ended", "worker"), ("`orchestrate worker stop r1 --yes`",)),
     ],
 )
@@ -544,6 +550,17 @@ def test_a_code_that_nobody_knows_is_a_failure(home: Home, service: Service) -> 
     service.answers["status"] = Refused("what is no code", "odd")
     said = home.json("worker", "status", "review")
     assert said.code == 3 and said.error[0] == "workers_unreachable"
+
+
+@pytest.mark.parametrize("words", ["list", "status", "status x1", "logs x1", "wait x1", "stop x1 --yes", "renew"])
+@pytest.mark.parametrize("result", [{}, {"worker": {}, "workers": [{}], "reached": True}, {"worker": 1, "workers": 2}])
+def test_an_answer_that_is_none_is_told_as_that(
+    home: Home, service: Service, words: str, result: dict[str, Any]
+) -> None:
+    for action in ("list", "status", "logs", "wait", "stop", "renew", "health"):
+        service.answers[action] = result
+    said = home.json("worker", *words.split())
+    assert said.code == 3 and said.error[0] == "workers_unreachable" and "something else" in said.error[1]
 
 
 def test_names_of_workers_complete(home: Home, service: Service, capfd: pytest.CaptureFixture[str]) -> None:

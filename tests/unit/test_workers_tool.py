@@ -218,6 +218,19 @@ def test_what_strict_clients_make_up_says_nothing(home: Home, service: Service) 
             {"action": "spawn", "command": ["a"], "childGrant": {"maxLiveDirectChildren": 1, "expiresAt": "now"}},
             "expiresAt of a grant",
         ),
+        (
+            {"action": "spawn", "command": ["a"], "childGrant": {"maxLiveDirectChildren": 1, "expiresAt": 1}},
+            "expiresAt of a grant is over already",
+        ),
+        (
+            {
+                "action": "spawn",
+                "command": ["a"],
+                "childGrant": {"maxLiveDirectChildren": 1},
+                "delegationGrant": {"maxLiveDirectChildren": 2},
+            },
+            "say the same thing",
+        ),
         ({"action": "stop"}, "stop needs id"),
         ({"action": "stop", "id": 7}, "id is not text"),
         ({"action": "stop", "id": "x1", "execute": True}, "stop takes no execute; it takes id"),
@@ -258,6 +271,24 @@ def test_what_is_no_call(home: Home, content: bytes, text: str) -> None:
 def test_an_error_of_the_service_is_told_with_its_code(home: Home, service: Service) -> None:
     service.answers["stop"] = Refused("not_owner", "the worker is another's")
     assert refused("stop", id="x1") == ("not_owner", "the worker is another's")
+
+
+def test_an_answer_that_is_none_is_told_as_that(home: Home, service: Service) -> None:
+    service.answers["stop"] = {}
+    assert refused("stop", id="x1")[0] == "workers_unreachable"
+
+
+def test_a_fault_of_the_program_is_an_answer_too(home: Home, service: Service) -> None:
+    odd = {**worker(), "updated_at": "secret"}
+    service.answers["status"] = {"worker": odd, "processes": [], "unit": None}
+    code, text = refused("status", id="x1")
+    assert code == "internal_error" and "TypeError" in text and "secret" not in text
+
+
+def test_an_empty_session_is_none(home: Home, service: Service) -> None:
+    service.answers["list"] = {"workers": [], "hidden": 0}
+    done("list", {"managerSessionId": ""})
+    assert service.caller["session"] is None
 
 
 def test_settings_that_cannot_be_used_are_told(home: Home, service: Service) -> None:

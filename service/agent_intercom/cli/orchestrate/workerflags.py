@@ -43,8 +43,8 @@ EXITS: Final = _exits(MEANINGS)
 REPORTING_EXITS: Final = _exits(REPORTING)
 """What `--help` of commands about workers says of exit codes, and that of `report` and `progress`."""
 
-UNTIL: Final = ("ready", "idle", "end", "checkpoint", *(state for state in State if state != State.READY))
-NOTICES: Final = (State.READY, State.WORKING, State.WAITING)
+UNTIL: Final = ("ready", "idle", "end", "checkpoint", *(state.value for state in State if state != State.READY))
+NOTICES: Final = (State.READY.value, State.WORKING.value, State.WAITING.value)
 MAX_LINES: Final = 500
 
 _WORKER: Final = "a worker: its name, its id, or the start of its id"

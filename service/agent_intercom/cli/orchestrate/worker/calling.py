@@ -27,7 +27,7 @@ _WAYS_OUT: Final = {
     Code.AMBIGUOUS: "Give more of its id.",
     Code.NOT_OWNER: "`{0} worker adopt {1}` makes it yours; a person may say --override instead.",
     Code.LIVE: "`{0} worker stop {1} --yes` ends it.",
-    Code.NOT_LIVE: "`{0} worker restart {1} --yes` starts it again.",
+    Code.NOT_LIVE: "`{0} worker restart {1} --yes` starts it again; one that was stopped, `{0} worker start` anew.",
     Code.NAME_TAKEN: "`{0} worker list --all` shows whose; take another name.",
     Code.COMMAND_NOT_FOUND: "It is looked for in the PATH and the directory that the worker was first started with.",
     Code.PLACE_LOST: "`{0} worker start` starts it anew.",
@@ -61,8 +61,33 @@ class Asking:
         self._caller = caller
 
     def request(self, action: str, params: Mapping[str, Any], timeout: float | None = None) -> JsonObject:
-        """The result of an action."""
-        return self._client.request(action, params, timeout=timeout, **self._caller._asdict())
+        """The result of an action, with all that its kind of answer has."""
+        result = self._client.request(action, params, timeout=timeout, **self._caller._asdict())
+        records = [result["worker"]] if "worker" in result else result.get("workers", [])
+        whole = isinstance(records, list) and all(isinstance(each, dict) and each.keys() >= _RECORD for each in records)
+        if not (whole and result.keys() >= _ANSWERS.get(action, _WORKER)):
+            text = "the worker service answers something else than what it was asked; it may be of another version"
+            raise WorkerError(Code.UNREACHABLE, text, "answer")
+        return result
+
+
+_WORKER: Final = frozenset({"worker"})
+_WORKERS: Final = frozenset({"workers"})
+_ANSWERS: Final = {
+    "list": frozenset({"workers", "hidden"}),
+    "renew": _WORKERS,
+    "heartbeat": _WORKERS,
+    "logs": frozenset({"events"}),
+    "wait": frozenset({"worker", "reached"}),
+    "forget": frozenset({"forgotten"}),
+    "prune": frozenset({"pruned", "errors"}),
+    "cleanup": frozenset({"candidates", "handled"}),
+    "health": frozenset({"version", "live", "systemd"}),
+}
+"""What there is in the answer to an action that does not answer with one worker."""
+
+_RECORD: Final = frozenset({"id", "name", "state", "owner", "generation", "incarnation", "unit", "updated_at"})
+"""What is read of a worker without asking whether it is there."""
 
 
 class NobodyListens(WorkerError):

@@ -74,6 +74,8 @@ def answered(content: bytes, environ: Mapping[str, str]) -> dict[str, Any]:
         from agent_intercom.cli.dependencies import missing_module
 
         code, text = "missing_prerequisite", missing_module(error) or "a module of this program is missing"
+    except Exception as error:  # the outermost place: whoever reads JSON is owed an answer, without anybody's text
+        code, text = "internal_error", f"a fault of this program ({type(error).__name__}); please report it"
     return {"ok": False, "error": bounded(text), "code": code}
 
 
@@ -88,7 +90,8 @@ def _carried_out(content: bytes, environ: Mapping[str, str]) -> dict[str, Any]:
     if action not in ACTIONS:
         raise Invalid(toolterms.unknown(action))
     _check(action, params)
-    session = call.get("managerSessionId")
+    # Nothing, for clients whose schemas are strict.
+    session = call.get("managerSessionId") or None
     caller = calling.caller_of(session, environ)
     here = _directory(call.get("cwd"))
     try:
@@ -201,13 +204,22 @@ class _Acting:
             network=not offline,
             limits={ours: toolterms.size(params, name) for name, ours in toolterms.LIMITS.items()},
             lifetimes={ours: toolterms.span(params, name) for name, ours in toolterms.LIFETIMES.items()},
-            grant=toolterms.grant(params.get("delegationGrant") or params.get("childGrant")),
+            grant=self._grant(looking.now()),
             keep_output=params.get("keepOutput", False),
             key=params.get("key"),
         )
         result = self._service.request("start", wanted, starting.TIMEOUT)
         lines = telling.started(result["worker"], looking.now(), kept=wanted["keep_output"], confined=confined)
         return telling.safe(lines), result
+
+    def _grant(self, now: int) -> dict[str, Any] | None:
+        names = [name for name in ("delegationGrant", "childGrant") if name in self._params]
+        if len(names) > 1:
+            raise Invalid("delegationGrant and childGrant say the same thing: give one of them")
+        found = toolterms.grant(self._params[names[0]]) if names else None
+        if found is not None and found.get("expires_at", now) < now:
+            raise Invalid("expiresAt of a grant is over already; it is a time in milliseconds since 1970")
+        return found
 
     def _list(self, history: bool = False) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import looking, telling

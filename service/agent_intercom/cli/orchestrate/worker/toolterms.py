@@ -94,7 +94,7 @@ PARAMETERS: Final = {
     "all": Parameter(_SWITCH, "those of other managers too, as far as they share the scope"),
     "execute": Parameter(_SWITCH, "really do it; otherwise only tell what would be done"),
     "acknowledge": Parameter(_SWITCH, "really remove it"),
-    "lines": Parameter(_NUMBER, "how many events, 1 to 500; 80 otherwise"),
+    "lines": Parameter(_NUMBER, "how many events, from 1 to 500, which more is taken for; 80 otherwise"),
     "output": Parameter(_SWITCH, "what it printed, instead of events"),
     "harness": Parameter(_TEXT, "command, or nothing"),
 }

@@ -89,6 +89,15 @@ def test_a_message_reaches_the_worker_under_the_id_that_is_told(caller: Caller) 
     assert rows == [{"id": data["command_id"], "action": "send", "delivery": "steer"}]
 
 
+def test_the_session_is_that_of_the_directory(caller: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _team = caller.run.team()
+    monkeypatch.chdir(tmp_path)
+    code, text = caller.error("send", "--role", "implementer", "--message", "x")
+    assert code == "invalid_arguments" and f"`orchestrate send {SESSION} …`" in text
+    monkeypatch.chdir(caller.run.project)
+    assert caller.data("send", "--role", "implementer", "--message", "x")["session"] == SESSION
+
+
 def test_the_same_id_again_is_the_same_command(caller: Caller) -> None:
     caller.run.team()
     words = ("send", SESSION, "--role", "probe", "--message", "Look.", "--command-id", ID, "--delivery", "follow-up")

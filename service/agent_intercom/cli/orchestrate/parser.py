@@ -214,7 +214,7 @@ def _looking(adding: Adding) -> None:
 def _steering(adding: Adding) -> None:
     example = "send demo --role implementer --message 'Keep the old format readable.'"
     with adding.command("send", _lazy("steering", "send"), "say something to a worker", example) as sub:
-        _session(sub, needed=True)
+        _session(sub)
         _role(sub)
         text(sub, "message", "what to say", required=True)
         _run(sub)

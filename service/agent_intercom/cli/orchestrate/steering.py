@@ -35,6 +35,8 @@ def send(options: argparse.Namespace) -> Answer:
     """`send`: a message to one worker."""
     message = texts.given("Message", "message", options.message, options.message_file)
     entry = targets.live(options.session, options.run, options.role)
+    if options.session is None:
+        targets.check_here(entry.session, entry.manifest.project, f"{options.program} send {entry.session} …")
     answer = _control(entry, "send", options.role, options.command_id, delivery=options.delivery, message=message)
     data = _data(entry, options.role, answer) | {"sent": True, "delivery": options.delivery}
     lines = [_line(answer, options.role, "the message is queued for its worker")]

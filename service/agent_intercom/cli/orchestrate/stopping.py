@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent_intercom.cli import output
 from agent_intercom.cli.orchestrate import targets, texts
-from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, usage
+from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure
 from agent_intercom.cli.signals import undisturbed
 from agent_intercom.host.manager import Manager
 from agent_intercom.orchestration import hosting, rundir, runs, runtime, startup
@@ -31,9 +31,8 @@ class _Target(NamedTuple):
 def stop(options: argparse.Namespace) -> Answer:
     """`stop`: end broker, socket and workers of a run, and see that nothing of it is left."""
     target = _target(options.session, options.run)
-    if options.session is None and target.project not in {None, path.realpath(targets.here())}:
-        text = f"no run of this directory lives, and {target.session} works elsewhere ({target.project})"
-        raise usage(text, f"If that is meant: `{options.program} stop {target.session} --yes`.")
+    if options.session is None:
+        targets.check_here(target.session, target.project, f"{options.program} stop {target.session} --yes")
     texts.refuse_unless(options.yes, f"stop ends every agent of {target.session}")
     try:
         target = _stopped(target, options.program)

@@ -48,6 +48,16 @@ def live(session: str | None, run_id: str | None, role: str | None = None) -> En
     return entry
 
 
+def check_here(session: str, project: str | None, line: str) -> None:
+    """Whether the only run that lives, of which nobody has said the session, is one of this directory.
+
+    Raises CommandFailure `invalid_arguments`, with the command `line` that says the session.
+    """
+    if project not in {None, os.path.realpath(here())}:
+        text = f"no run of this directory lives, and {session} works elsewhere ({project})"
+        raise usage(text, f"If that is meant: `{line}`.")
+
+
 def still_live(entry: Entry) -> Entry:
     """The same run, read again. Raises Refusal `broker_not_live` where somebody has ended it meanwhile."""
     return runs.resolve(entry.session, here(), os.environ, True, entry.run_id)

@@ -73,7 +73,8 @@ def frozen(host: WorkerHost, worker: dict[str, Any], how: str | None = None) -> 
         (directory / "cgroup.freeze").write_text(how)
         wanted = f"frozen {how}"
         until(lambda: wanted in (directory / "cgroup.events").read_text().splitlines(), "it is frozen, or thawed")
-    return (directory / "cgroup.freeze").read_text().strip()
+    found: str = (directory / "cgroup.freeze").read_text().strip()
+    return found
 
 
 def test_whoever_has_left_its_unit_is_told_and_not_waited_for(host: WorkerHost, ask: Ask, elsewhere: Group) -> None:

@@ -138,9 +138,16 @@ class Stage:
         return not self.store.applied and not os.listdir(self.runtime) and not os.listdir(self.state)
 
 
+Run = Callable[[Callable[[Stage], Awaitable[None]]], None]
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Stage], Awaitable[None]]], None]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a test with a stage."""
+    return staged(tmp_path, monkeypatch)
+
+
+def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     # What the kernel of the machine has is tried elsewhere.
     monkeypatch.setattr(confinement, "abi", lambda: 7)
 
@@ -157,9 +164,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
         asyncio.run(main())
 
     return with_stage
-
-
-Run = Callable[[Callable[[Stage], Awaitable[None]]], None]
 
 
 def test_a_home_that_is_a_link_is_granted_as_what_it_leads_to(run: Run, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ about the past.
 
 from __future__ import annotations
 
+from collections import deque
+
 from msgspec.structs import replace
 
 from agent_intercom.workers import leases, lifecycle
@@ -144,6 +146,12 @@ class Facts(Table):
         worker = self._current(incarnation)
         if worker is not None and worker.state != State.PROVISIONING and not lifecycle.fenced(worker):
             self._put(leases.touch(worker, now, self._lifetimes.lease_ms))
+
+    def stepped(self, by: int) -> None:
+        """The wall clock was set forward `by` milliseconds, which may be less than 0; no time has passed by that."""
+        for worker in self.live():
+            self._put(leases.stepped(worker, by))
+        self._begun = deque(at + by for at in self._begun)
 
     # A timer
 

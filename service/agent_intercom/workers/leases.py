@@ -72,6 +72,12 @@ def pause(worker: Worker, now: int) -> Worker:
     return replace(worker, paused_at=now, runtime_left_ms=left, runtime_deadline_at=None)
 
 
+def stepped(worker: Worker, by: int) -> Worker:
+    """The worker after the wall clock was set forward `by` milliseconds: everything is as far away as it was."""
+    names = (*_SHIFTED, "runtime_deadline_at", "paused_at")
+    return replace(worker, **{name: at + by for name in names if (at := getattr(worker, name)) is not None})
+
+
 def resume(worker: Worker, now: int) -> Worker:
     """The worker whose times go on at `now`, with what was left when it was paused."""
     if worker.paused_at is None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from agent_intercom.host.manager import ManagerError
 from agent_intercom.workers import lifecycle
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import explained
-from agent_intercom.workers.watching import now_ms
 
 if TYPE_CHECKING:
     from agent_intercom.host.scopes import ScopeState

@@ -24,7 +24,7 @@ from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.notify import Notifier
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.workers import places, reattach
+from agent_intercom.workers import clock, places, reattach
 from agent_intercom.workers.contract import Lifetimes, Limits
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.listening import Door
@@ -221,6 +221,7 @@ class Main:
             self.service.blind = True
             found = reattach.Found(0, 0)
             self._journal.emit(Event.WORKERS_REFUSED, code=self._problem)
+        clock.CLOCK.stepped = self._clock_was_set
         self.service.managers.on_connect = self._prove_again
         self.service.on_change = self._changed
         for _, listener in self._given.listeners:
@@ -239,6 +240,10 @@ class Main:
 
     def _prove_again(self) -> None:
         self.service.spawn(reattach.prove_again(self.service))
+
+    def _clock_was_set(self, by: int) -> None:
+        self.service.registry.stepped(by)
+        self.service.record()
 
     def stop(self, reason: str) -> None:
         """End, for a reason that is logged. Workers go on."""

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from agent_intercom.host import faults
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.workers import contract, ending, pausing, places, provisioning
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, State, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers, explained
@@ -27,7 +28,7 @@ from agent_intercom.workers.records import Placed, Worker
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.spawning import Gated
 from agent_intercom.workers.terms import Caller, Changes
-from agent_intercom.workers.watching import Watch, now_ms
+from agent_intercom.workers.watching import Watch
 
 FORGETTING: Final = frozenset({StopReason.REQUESTED, StopReason.PARENT, StopReason.RUN, StopReason.START_FAILED})
 """Why a worker was ended that nobody is going to restart: what it was started with is removed with it."""

@@ -7,9 +7,9 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.host import cgroups
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import StopReason
 from agent_intercom.workers.terms import Due, Work
-from agent_intercom.workers.watching import now_ms
 
 if TYPE_CHECKING:
     from agent_intercom.workers.service import Service

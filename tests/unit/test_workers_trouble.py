@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker service where something fails beside what it does: disks, descriptors, managers, and others at work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_intercom.host import cgroups, processes
+from agent_intercom.host.errors import HostError
+from agent_intercom.host.journal import Journal
+from agent_intercom.host.scopes import Started
+from agent_intercom.workers import actions, ending, pausing, provisioning, reattach, service
+from agent_intercom.workers.clock import STEP_MS, Clock, now_ms
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.managers import Managers
+from agent_intercom.workers.records import Worker
+from agent_intercom.workers.service import Running
+from agent_intercom.workers.terms import Caller, Due, Wanted, Work
+from agent_intercom.workers.timers import Timers
+from agent_intercom.workers.watching import Watch
+from tests.unit.test_workers_service import PERSON, Run, Scopes, Stage, staged
+from tests.unit.workerstage import PLACED, refused
+
+UNREADABLE = HostError("cgroup_unreadable", "no", "x")
+UNIT = "worker-0123456789ab.scope"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a test with a stage."""
+    return staged(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The units that were ended."""
+    found: list[str] = []
+
+    async def end(_: object, name: str, cgroup: str) -> None:
+        found.append(name)
+
+    monkeypatch.setattr(ending, "end", end)
+    return found
+
+
+def row(stage: Stage, worker: dict[str, Any]) -> Worker:
+    found = stage.registry.get(worker["id"])
+    assert found is not None
+    return found
+
+
+# A disk that is full.
+
+
+class Full(WorkerError):
+    def __init__(self) -> None:
+        super().__init__(Code.STORE, "full", "store")
+
+
+def test_a_full_disk_prevents_no_stop_and_the_answer_says_that_it_is_not_written_down(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        worker, other = await stage.start(name="one"), await stage.start(name="other")
+        kept, broken = stage.store.apply, True
+
+        def apply(changes: Any) -> None:
+            if changes and broken:
+                raise Full
+            kept(changes)
+
+        monkeypatch.setattr(stage.store, "apply", apply)
+        answer = await stage.ask("stop", worker=worker["id"])
+        assert ended == [worker["unit"]] and answer["worker"]["state"] == "stopped"
+        assert not answer["recorded"] and (await stage.ask("health"))["store"] == "store_unusable"
+        # Neither is refused where something could not be written before.
+        assert not stage.actions.known["stop"][2] and not stage.actions.known["stop_role"][2]
+        assert (await stage.ask("stop_role", run="abc", role="reviewer"))["recorded"] is False
+        broken = False
+        assert (await stage.ask("health"))["store"] is None
+        assert worker["id"] in {each.id for each in stage.store.applied[-1].workers}
+        assert (await stage.ask("stop", worker=other["id"]))["recorded"]
+
+    run(body)
+
+
+# Starts that fail when the command may run.
+
+
+class Launched:
+    """A launcher that starts whatever it is told."""
+
+    def __init__(self) -> None:
+        self.pid, self.abandoned = os.getpid(), False
+
+    async def release(self, launch: object) -> None: ...
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    async def ended(self) -> tuple[int | None, int | None]:
+        return None, 9
+
+
+class Placing(Scopes):
+    async def start(self, *_: object) -> Started:
+        return Started("/x.scope", "0" * 32)
+
+    async def stop(self, *_: object) -> bool:
+        return True
+
+    async def reset_failed(self, unit: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_worker_that_cannot_be_watched_is_taken_back_or_is_not_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: bool
+) -> None:
+    launched = Launched()
+
+    async def spawn(_: str) -> Any:
+        return launched
+
+    async def emptied(*_: object) -> bool:
+        return empty
+
+    monkeypatch.setattr(provisioning, "spawn", spawn)
+    monkeypatch.setattr(provisioning, "emptied", emptied)
+    monkeypatch.setattr(processes, "cgroup_of", lambda _: "/x.scope")
+
+    def unwatched(*_: object) -> None:
+        raise UNREADABLE
+
+    async def main() -> None:
+        stage = Stage.__new__(Stage)
+        with monkeypatch.context() as patched:
+            begin = provisioning.begin
+            stage.__init__(tmp_path.resolve(), patched)  # type: ignore[misc]
+            stage.scopes = Placing()
+            patched.setattr(provisioning, "begin", begin)
+            patched.setattr(stage.service, "_watch", unwatched)
+            with refused(Code.START_FAILED if empty else Code.STOP_FAILED, "unit"):
+                await stage.start()
+            (worker,) = stage.registry.live() or stage.registry.ended_workers()
+            assert launched.abandoned
+            assert (worker.state, worker.placed is None) == ("failed" if empty else "unreachable", empty)
+            await stage.service.close(0)
+            stage.journal.close()
+
+    asyncio.run(main())
+
+
+def test_counters_that_cannot_be_read_hold_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_: object) -> None:
+        raise UNREADABLE
+
+    monkeypatch.setattr(cgroups.Counters, "read", unreadable)
+
+    async def main() -> None:
+        gone = asyncio.Event()
+        watch = Watch(PLACED, str(tmp_path / "exit"), None, lambda: None, gone.set)
+        async with asyncio.timeout(20):
+            await gone.wait()
+        assert watch.ending("", 1).outcome == "unknown"
+        await watch.closed()
+
+    asyncio.run(main())
+
+
+# Others at work.
+
+
+def test_a_pause_that_comes_after_a_stop_is_refused(run: Run) -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.start()
+        seen = stage.registry.pause(PERSON, worker["id"], now_ms())
+        stage.registry.stop(PERSON, worker["id"], now_ms())
+        with refused(Code.CONFLICT, "worker"):
+            await pausing.pause(stage.service, seen)
+
+    run(body)
+
+
+def test_workers_of_a_run_that_is_over_are_all_ended(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def over(_: object, run: str) -> bool:
+        return True
+
+    monkeypatch.setattr(service.Service, "_run_ended", over)
+
+    class Seen:
+        left = False
+
+        def ending(self, *_: object) -> Any:
+            from tests.unit.workerstage import ending as how
+
+            return how()
+
+    async def body(stage: Stage) -> None:
+        workers = {}
+        for role in ("reviewer", "implementer"):
+            wanted = Wanted(driver="pi", role=role, run="abc", generation=1)
+            worker = stage.registry.start(Caller(), wanted, now_ms()).worker
+            stage.registry.placed(worker.incarnation, PLACED, now_ms())
+            stage.registry.released(worker.incarnation, now_ms())
+            workers[role] = worker
+        first = workers["reviewer"].incarnation
+        stage.service.running[first] = Running(Seen(), "", "", "", asyncio.Event(), [])  # type: ignore[arg-type]
+        await stage.service._gone(first)
+        while stage.service.busy:
+            await asyncio.sleep(0)
+        assert ended == [workers["implementer"].unit]
+        assert not stage.registry.live()
+
+    run(body)
+
+
+def test_a_worker_is_proved_once_and_not_while_it_is_being_stopped(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.start()
+        stage.registry.unreachable(worker["incarnation"], "manager_unreachable", now_ms())
+        proved = []
+
+        async def prove(_: object, found: Worker) -> None:
+            proved.append(found.state)
+
+        monkeypatch.setattr(reattach, "_one", prove)
+        lock = stage.service.lock(worker["id"])
+        await lock.acquire()
+        proving = asyncio.ensure_future(reattach.prove_again(stage.service))
+        await asyncio.sleep(0)
+        assert not proved
+        stage.registry.lost(worker["incarnation"], now_ms())
+        lock.release()
+        await proving
+        assert not proved
+
+    run(body)
+
+
+# Managers that come and go.
+
+
+def test_a_bus_that_has_gone_is_connected_to_again_without_anybody_asking() -> None:
+    async def main() -> None:
+        made: list[Scopes] = []
+        told = asyncio.Event()
+
+        def connect() -> Any:
+            made.append(Scopes())
+            return made[-1]
+
+        managers = Managers(connect, lambda *_: None, Journal(path="/nonexistent"))
+        managers.on_connect = told.set
+        await managers.scopes()
+        told.clear()
+        made[0].lost.set()
+        async with asyncio.timeout(20):
+            await told.wait()
+        assert len(made) == 2
+        # Another process behind the same bus: what it did meanwhile was not told either.
+        told.clear()
+        for back in made[1].on_return:
+            back()
+        assert told.is_set()
+        await managers.close()
+
+    asyncio.run(main())
+
+
+# Time.
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The processor time that every worker has used, in microseconds."""
+    found = [0]
+    monkeypatch.setattr(cgroups, "cpu_usec", lambda _: found[0])
+    yield found
+
+
+def test_what_a_worker_used_before_its_last_activity_does_not_count(run: Run, used: list[int]) -> None:
+    async def body(stage: Stage) -> None:
+        used[0] = 3_600_000_000
+        worker = await stage.start()
+        clock = Timers(stage.service)
+        clock.arm()
+        due = Due(Work.CHECKPOINT, worker["id"], worker["incarnation"], now_ms())
+        await asyncio.sleep(0)
+        assert not clock._worked(due)
+        used[0] += 10_000_000
+        assert clock._worked(due)
+        assert not clock._worked(due)
+        clock.close()
+
+    run(body)
+
+
+def test_a_clock_that_is_set_ends_nobody(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, wall = Clock(), time.time_ns
+
+    async def body(stage: Stage) -> None:
+        clock.stepped = stage.registry.stepped
+        worker = await stage.start(lifetimes=actions.Durations(runtime_ms=60_000))
+        before = row(stage, worker)
+        for by in (86_400_000, -2 * 86_400_000):
+            monkeypatch.setattr(time, "time_ns", lambda by=by: wall() + by * 1_000_000)
+            now = clock.now()
+            assert not stage.registry.due(now)
+            after = row(stage, worker)
+            for name in ("runtime_deadline_at", "idle_deadline_at", "lease_expires_at", "checkpoint_deadline_at"):
+                assert abs(getattr(after, name) - getattr(before, name) - by) < STEP_MS
+
+    run(body)
+
+
+def test_a_clock_that_goes_on_is_never_set() -> None:
+    clock, told = Clock(), list[int]()
+    clock.stepped = told.append
+    assert clock.now() <= clock.now() and not told

@@ -19,6 +19,7 @@ import pytest
 from agent_intercom.cli.orchestrate import reporting
 from agent_intercom.cli.orchestrate.answer import CommandFailure
 from agent_intercom.workers.bridge import line, looking, memory, settings, traces
+from agent_intercom.workers.bridge import main as bridge_main
 from agent_intercom.workers.errors import WorkerError
 
 HANG = 30.0
@@ -256,3 +257,13 @@ def test_what_is_left_for_persons_is_private_and_named_by_round_and_kind(tmp_pat
     traces.forget(state)
     traces.forget(state)
     assert traces.silent(f"{state}/no") is None and traces.newest_report(f"{state}/no") is None
+
+
+def test_a_bridge_that_no_run_has_started_says_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(f"{PREFIX}ROLE", raising=False)
+    assert bridge_main.main(["--", "true"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("orchestrate-bridge: a run starts this itself, for its roles with the harness `command`; ")
+    assert said.count("\n") == 1

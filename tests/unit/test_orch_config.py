@@ -240,7 +240,7 @@ def test_everything_that_it_takes(files: Files) -> None:
         ),
         ("[harness.codex]", "harness.codex", "unknown key; known here: pi"),
         ("[harness.pi]\ncommand = 'bin/pi'", "harness.pi.command", "must be the name of a program in PATH or an abs"),
-        ("[harness.pi]\nbridge = 'x.js'", "harness.pi.bridge", "must be an absolute path without . or .."),
+        ("[harness.pi]\nbridge = 'x.js'", "harness.pi.bridge", "must be an absolute path, with neither . nor .. in it"),
         ("[environment]\nkeep = []", "environment.keep", "unknown key; known here: pass, drop"),
         ("[environment]\npass = 'A'", "environment.pass", "must be a list"),
         ("[environment]\npass = ['A', '*_KEY']", "environment.pass[1]", "must be the name of a variable"),

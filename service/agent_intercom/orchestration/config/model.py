@@ -94,7 +94,7 @@ def _memory(value: int) -> int:
 
 def _absolute(value: str) -> str:
     if "\0" in value or not path.isabs(value) or path.normpath(value) != value:
-        raise ValueError("must be an absolute path without . or ..")
+        raise ValueError("must be an absolute path, with neither . nor .. in it")
     return value
 
 

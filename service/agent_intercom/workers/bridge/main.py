@@ -28,6 +28,7 @@ exit codes:
 """
 
 _REFUSED: Final = 2
+_BY_A_RUN: Final = "a run starts this itself, for its roles with the harness `command`"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         told = settings.read(os.environ, command, os.getcwd())
     except WorkerError as error:
-        return _give_up(error.text, _REFUSED)
+        return _give_up(f"{_BY_A_RUN}; {error.text}", _REFUSED)
     except OSError as error:
         return _give_up(f"the directory cannot be told: {os.strerror(error.errno or 0)}", core.FAILED)
     bridge = shell.Shell(told)

@@ -65,6 +65,15 @@ def test_a_worker_without_a_name_gets_one(stage: Stage) -> None:
     assert worker.name == f"command-reviewer-{worker.id[:6]}"
 
 
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [("code review", "command-code-review"), ("Prüfung/2", "command-Pr-fung-2"), ("x" * 80, f"command-{'x' * 52}")],
+)
+def test_a_name_that_nobody_has_chosen_is_one_whatever_the_role_is(stage: Stage, role: str, name: str) -> None:
+    worker = stage.start(role=role)
+    assert worker.name == f"{name}-{worker.id[:6]}" and worker.role == role
+
+
 @pytest.mark.parametrize("name", ["", "x", "-ab", "a b", "a/b", "a" * 81, "ab\n", "äb"])
 def test_a_name_that_is_none_is_refused(stage: Stage, name: str) -> None:
     with refused(Code.INVALID, "name"):

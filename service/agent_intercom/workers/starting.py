@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +17,8 @@ from agent_intercom.workers.records import Grant, Key, Owner, Worker
 from agent_intercom.workers.terms import KEY_LENGTH, KEY_MS, Caller, Started, Stopping, Wanted
 
 _DURATIONS = ("idle_ms", "warning_ms", "grace_ms", "runtime_ms")
+_MADE_UP = 60
+"""Characters of a name that nobody has chosen, before those of the id."""
 
 
 class Starting(Ownership):
@@ -171,8 +174,7 @@ class Starting(Ownership):
             owner = Owner("run", wanted.run)
         else:
             worker, generation, owner = self._fresh(), 1, principal(caller)
-            made = "-".join(filter(None, (wanted.driver, wanted.role, worker[:6])))
-            name = self._full(wanted.name if wanted.name is not None else made, me)
+            name = self._full(wanted.name if wanted.name is not None else _made_up(wanted, worker), me)
         incarnation, durations = self._fresh(), self._durations(wanted)
         return Worker(
             id=worker,
@@ -261,6 +263,13 @@ class Starting(Ownership):
             name = self._identify()
             if name not in self._incarnations and name not in self._generations:
                 return name
+
+
+def _made_up(wanted: Wanted, worker: str) -> str:
+    """The name of a worker that nobody has named: of its driver and role, which are free text, what a name may have."""
+    said = "-".join(filter(None, (wanted.driver, wanted.role)))
+    fit = re.sub(r"[^A-Za-z0-9_.]+", "-", said, flags=re.ASCII).strip("-_.")[:_MADE_UP]
+    return "-".join(filter(None, (fit, worker[:6])))
 
 
 def _check(wanted: Wanted) -> None:

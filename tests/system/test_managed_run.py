@@ -209,7 +209,7 @@ def test_what_a_program_prints_is_read_by_the_person_and_kept_in_memory_alone(li
     )
     line.json("stop", "--yes")
     assert line.bed.run(search, check=False).stdout == ""
-    assert "until the run is over" in line.call(*command.split()[1:]).stdout
+    assert "until the run is over" in line.call(*command.split()[1:]).stderr
 
 
 @pytest.mark.parametrize("whom", ["worker", "bridge", "shim", "broker", "service", "all"])

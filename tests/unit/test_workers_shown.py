@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent_intercom.orchestration import runtime
+from agent_intercom.workers import places
 from agent_intercom.workers.records import Ending, Grant, Owner
 from tests.unit.orchcli import Home
 from tests.unit.toldservice import ID, IDLE, INCARNATION, Service, clock, ended, serving, stand, worker
@@ -165,6 +167,28 @@ def test_status_of_a_worker(home: Home, service: Service) -> None:
     said = home.call("worker", "status", "review")
     assert "unverified: it says nothing of itself (`orchestrate worker notify`, from inside it)\n" in said.out
     assert "lives on for: ever\n" in said.out and said.out.count("says nothing") == 1
+
+
+def test_status_tells_its_owner_what_a_worker_was_started_with(
+    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = places.of_worker(str(home.runtime), ID)
+    places.make(place)
+    told = places.Place(arguments=("sh", "-c", "a b\n"), directory="/src", environment={"KEY": "secret"}, tasks_max=9)
+    places.write(place, msgspec.structs.replace(told, memory_max=512 << 20))
+    service.answers["status"] = {"worker": worker(), "processes": [], "unit": None}
+    said = home.call("worker", "status", "review")
+    assert "command: sh -c 'a b\\x0a'\ndirectory: /src\nlimits: memory 512 MiB, 9 tasks\n" in said.out
+    assert home.json("worker", "status", "review").data["given"]["command"][0] == "sh"
+    assert "secret" not in said.out and "KEY" not in home.json("worker", "status", "review").out
+    assert home.json("worker", "status", "review", "--as", "mgr-1").data["given"] is None
+    for owner in (Owner(kind="session", name="mgr-1"), Owner(kind="worker", name=INCARNATION), Owner(kind="none")):
+        service.answers["status"] = {"worker": worker(owner=owner), "processes": [], "unit": None}
+        assert home.json("worker", "status", "review").data["given"] is None
+    service.answers["status"] = {"worker": worker(owner=Owner(kind="session", name="m")), "processes": [], "unit": None}
+    assert "command: sh" in home.call("worker", "status", "review", "--as", "m").out
+    monkeypatch.setenv("AGENT_INTERCOM_WORKER_ID", ID)
+    assert home.json("worker", "status", "review", "--as", "m").data["given"] is None
 
 
 def test_status_of_a_worker_tells_of_its_children(home: Home, service: Service) -> None:

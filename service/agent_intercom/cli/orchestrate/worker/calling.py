@@ -58,11 +58,11 @@ class Asking:
 
     def __init__(self, client: Client, caller: Caller) -> None:
         self._client = client
-        self._caller = caller
+        self.caller = caller
 
     def request(self, action: str, params: Mapping[str, Any], timeout: float | None = None) -> JsonObject:
         """The result of an action, with all that its kind of answer has."""
-        result = self._client.request(action, params, timeout=timeout, **self._caller._asdict())
+        result = self._client.request(action, params, timeout=timeout, **self.caller._asdict())
         records = [result["worker"]] if "worker" in result else result.get("workers", [])
         whole = isinstance(records, list) and all(isinstance(each, dict) and each.keys() >= _RECORD for each in records)
         if not (whole and result.keys() >= _ANSWERS.get(action, _WORKER)):

@@ -16,7 +16,8 @@ from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonOb
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.workerflags import exit_of
 from agent_intercom.cli.output import complain
-from agent_intercom.workers.contract import TERMINAL, Code, State
+from agent_intercom.workers.contract import TERMINAL, WORKER_ENVIRONMENT, Code, State
+from agent_intercom.workers.errors import WorkerError
 
 _PIECE: Final = 60.0
 """Seconds of one request of `wait`: the service may be asked to wait for no longer."""
@@ -72,6 +73,7 @@ def status(options: argparse.Namespace) -> Answer:
         return _overview(options)
     with calling.asking(options) as service:
         result = whole(service, options.worker)
+        result["given"] = given(result["worker"], service.caller, os.environ)
     return Answer(result, telling.safe(telling.status(result, now())))
 
 
@@ -85,6 +87,27 @@ def whole(service: calling.Asking, worker: str) -> JsonObject:
     seen = service.request("list", {"all": True, "history": False})["workers"]
     live = [each for each in seen if each["state"] not in TERMINAL]
     return {**result, "children": [each for each in live if each.get("parent") == record["incarnation"]]}
+
+
+def given(worker: JsonObject, caller: calling.Caller, environ: Mapping[str, str]) -> JsonObject | None:
+    """What a worker was started with: its command, directory and limits. None for whoever is not its owner.
+
+    It is read where the service keeps it for a restart, and is in no registry and no list. None, too, where it is gone.
+    """
+    owner = (worker["owner"]["kind"], worker["owner"].get("name") or None)
+    mine = ("person", None) if caller.session is None else ("session", caller.session)
+    if owner != mine or worker.get("run") or WORKER_ENVIRONMENT in environ:
+        return None
+    from agent_intercom.orchestration import runtime
+    from agent_intercom.orchestration.errors import Refusal
+    from agent_intercom.workers import places
+
+    try:
+        place = places.read(places.of_worker(runtime.runtime_dir(environ), worker["id"]))
+    except (Refusal, WorkerError):
+        return None
+    limits = {name: getattr(place, name) for name in ("memory_max", "memory_high", "tasks_max")}
+    return {"command": list(place.arguments), "directory": place.directory, **limits}
 
 
 def logs(options: argparse.Namespace) -> Answer:

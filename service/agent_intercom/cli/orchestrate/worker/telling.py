@@ -6,6 +6,7 @@ Labels, roles and what a worker printed come from anybody: `safe` is what every 
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -123,6 +124,11 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
     role = f"{worker['role']}, " if worker["role"] else ""
     yield f"role: {role}driven as {worker['driver']}"
     yield f"owner: {_owner(worker)}"
+    if given := data.get("given"):
+        yield f"command: {shlex.join(given['command'])}"
+        yield f"directory: {given['directory']}"
+        if limits := _limits(given):
+            yield f"limits: {limits}"
     if worker.get("run"):
         session = (data.get("sessions") or {}).get(worker["run"])
         yield f"run: {f'session {session}, ' if session else ''}orchestrate@{worker['run']}.service"
@@ -141,6 +147,13 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
     processes = data.get("processes") or []
     if processes:
         yield from table(("PID", "PROGRAM"), [(str(each["pid"]), each["name"]) for each in processes])
+
+
+def _limits(given: Mapping[str, Any]) -> str:
+    sizes = (("memory", given["memory_max"]), ("memory slowed down from", given["memory_high"]))
+    parts = [f"{name} {size / 1_048_576:.0f} MiB" for name, size in sizes if size is not None]
+    parts += [f"{given['tasks_max']} tasks"] if given["tasks_max"] is not None else []
+    return ", ".join(parts)
 
 
 def _spans(worker: Worker) -> str:

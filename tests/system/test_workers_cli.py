@@ -51,6 +51,7 @@ def test_a_worker_from_its_start_to_its_end(bed: Bed) -> None:
     assert started["name"] == "review" and started["state"] == "registering"
     assert told(bed, "start", "review", "--", "true", code=5)["code"] == "name_taken"
     status = told(bed, "status", "review")
+    assert status["given"]["directory"] == "/home/alice" and status["given"]["command"][:2] == ["sh", "-c"]
     assert status["unit"]["active"] == "active" and "sleep" in {each["name"] for each in status["processes"]}
     assert [each["name"] for each in told(bed, "list")["workers"]] == ["review"]
     assert told(bed, "pause", started["id"][:6])["worker"]["state"] == "paused"

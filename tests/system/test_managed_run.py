@@ -290,3 +290,41 @@ def test_what_is_private_is_nowhere_but_where_it_belongs(line: Line) -> None:
         assert canary not in public
     bob = bed.as_user("bob", f"cat /proc/{line.seen('waits').read_text().strip()}/environ", check=False)
     assert bob.returncode != 0
+
+
+def test_a_pause_and_a_silent_end_are_told_with_the_way_out(line: Line) -> None:
+    fails = "[ -e /home/alice/seen/go ] || exit 7\norchestrate report --summary 'It is written.'"
+    data = line.start(implementer=fails, reviewer="orchestrate report --verdict approved --summary Good.")
+    until(lambda: role(line, "implementer")["state"] == "waiting", "a role that waits")
+    told = line.call("status", SESSION).stdout
+    assert "worker: implementer: its program ended with exit status 7, without a report" in told
+    assert "program implementer\n" in told and "read: " not in told
+    worker = f"{data['unit']}/implementer"
+    line.json("worker", "pause", worker)
+    watching = line.json("status", SESSION)
+    assert {each["role"] for each in watching["workers"] if each["paused"]} == {"implementer"}
+    assert f"orchestrate worker resume {worker}" in [step["command"] for step in watching["next"]]
+    assert "waiting for a person: implementer paused" in line.call("list").stdout
+    assert f"worker resume {worker}" in line.call("doctor", check=False).stdout
+    line.seen(".").joinpath("go").touch()
+    sent = line.call("send", SESSION, "--role", "implementer", "--message", "Go on.").stdout
+    assert f"its worker is paused, and reads it once it is resumed: orchestrate worker resume {worker}" in sent
+    out = "/home/alice/seen/dashboard"
+    line.bed.popen("alice", f"cd {PROJECT} && exec orchestrate dashboard {SESSION} >{out}")
+    until(lambda: "implementer paused" in line.seen("dashboard").read_text(), "a dashboard that shows it")
+    line.json("worker", "resume", worker)
+    until(lambda: line.state()[0] == "ready", "a run that is ready")
+    until(lambda: "READY" in line.seen("dashboard").read_text(), "a dashboard that was told that it goes on")
+    # Nothing happens in the run but that: its control group tells.
+    line.json("worker", "pause", f"{data['unit']}/reviewer")
+    until(lambda: "reviewer paused" in line.seen("dashboard").read_text(), "a dashboard that sees a pause")
+    line.json("worker", "resume", f"{data['unit']}/reviewer")
+    assert "paused" not in line.call("list").stdout
+    reports = line.json("status", SESSION)["reports"]
+    assert {name: file.rpartition("/")[2] for name, file in reports.items()} == {
+        "implementer": "report-1-implementation.json",
+        "reviewer": "report-1-review.json",
+    }
+    file = line.bed.root / reports["implementer"][1:]
+    assert json.loads(file.read_bytes())["summary"] == "It is written." and file.stat().st_mode & 0o777 == 0o600
+    line.json("stop", "--yes")

@@ -82,7 +82,7 @@ def test_those_that_run(where: str) -> None:
         ({"code": 0, "signal": None, "at": 5}, "success", (0, None, 5)),
         ({"code": 3, "signal": None, "at": 5}, "exit-code", (3, None, 5)),
         ({"code": None, "signal": 9, "at": 5}, "signal", (None, 9, 5)),
-        ({"code": None, "signal": None, "at": 5}, "", (None, None, 5)),
+        ({"code": None, "signal": None, "at": 5}, "", None),
         ({"code": "3", "signal": None, "at": 5}, "", None),
         ({"at": "5"}, "", None),
         (None, "", None),

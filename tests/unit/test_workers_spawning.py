@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_intercom.workers import spawning
+from agent_intercom.workers import places, spawning
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Launch
@@ -51,7 +51,7 @@ def test_a_command_begins_and_its_end_is_told(stage: Stage) -> None:
         await gated.release(stage.launch("/bin/sh", "-c", "exit 7"))
         assert await gated.ended() == (7, None)
         assert await gated.ended() == (7, None)
-        found = spawning.read_exit(str(stage.exit_file))
+        found = places.read_exit(str(stage.exit_file))
         assert found is not None and found[:2] == (7, None)
 
     with_gated(stage, body)
@@ -61,7 +61,7 @@ def test_a_signal_is_told_as_one(stage: Stage) -> None:
     async def body(gated: spawning.Gated) -> None:
         await gated.release(stage.launch("/bin/sh", "-c", "kill -9 $$"))
         assert await gated.ended() == (None, signal.SIGKILL)
-        found = spawning.read_exit(str(stage.exit_file))
+        found = places.read_exit(str(stage.exit_file))
         assert found is not None and found[:2] == (None, signal.SIGKILL)
 
     with_gated(stage, body)
@@ -231,7 +231,7 @@ def test_many_at_once_do_not_hold_each_others_gates(stage: Stage) -> None:
 _PARENT = """\
 import asyncio, json, os, signal, sys
 sys.path.insert(0, {service!r})
-from agent_intercom.workers import spawning
+from agent_intercom.workers import places, spawning
 from agent_intercom.workers.spec import Launch
 left = {left}
 write = os.write
@@ -282,7 +282,7 @@ def test_the_death_of_the_service_leaves_a_launcher_that_knows_all_or_one_that_b
         finally:
             os.close(pidfd)
     assert stage.told.exists() == (told == "all")
-    found = spawning.read_exit(str(stage.exit_file))
+    found = places.read_exit(str(stage.exit_file))
     if told == "all":
         assert found is not None and found[:2] == (3, None)
     else:
@@ -310,7 +310,7 @@ def test_a_shim_outlives_the_service(stage: Stage) -> None:
             wait_for_end(pidfd)
         finally:
             os.close(pidfd)
-    found = spawning.read_exit(str(stage.exit_file))
+    found = places.read_exit(str(stage.exit_file))
     assert found is not None and found[:2] == (6, None)
 
 
@@ -337,12 +337,12 @@ def test_an_exit_file_is_read_or_taken_for_none(
     name = tmp_path / "exit.json"
     name.write_text(content)
     name.chmod(stat.S_IRUSR)
-    assert spawning.read_exit(str(name)) == found
+    assert places.read_exit(str(name)) == found
 
 
 def test_an_exit_file_that_is_not_there_or_a_link_tells_nothing(tmp_path: Path) -> None:
     name = tmp_path / "exit.json"
-    assert spawning.read_exit(str(name)) is None
+    assert places.read_exit(str(name)) is None
     (tmp_path / "other").write_text('{"code":0,"signal":null,"at":5}')
     name.symlink_to(tmp_path / "other")
-    assert spawning.read_exit(str(name)) is None
+    assert places.read_exit(str(name)) is None

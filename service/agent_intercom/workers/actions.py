@@ -8,13 +8,13 @@ result. What changes something is written down before it is done, and done befor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from agent_intercom.workers import contract, orders, pausing, places, removing
-from agent_intercom.workers.answers import told
+from agent_intercom.workers.answers import Known, told
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.lifecycle import reached
@@ -23,7 +23,6 @@ from agent_intercom.workers.places import Place
 from agent_intercom.workers.provisioning import Order
 from agent_intercom.workers.records import Grant, Worker
 from agent_intercom.workers.terms import Caller, Stopping, Wanted
-from agent_intercom.workers.watching import now_ms
 
 if TYPE_CHECKING:
     from agent_intercom.workers.service import Service
@@ -33,7 +32,6 @@ MAX_TASK: Final = 262_144
 
 MAX_WAIT_MS: Final = 24 * 3_600_000
 
-Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Duration = Annotated[int, msgspec.Meta(ge=0, le=10 * 366 * 86_400_000)]
 
@@ -116,7 +114,7 @@ class Actions:
         self._library = library
         looking = Looking(service)
         going = removing.Removing(service)
-        self.known: dict[str, tuple[type[msgspec.Struct], Method, bool]] = {
+        self.known: Known = {
             "start": (Start, self._start, True),
             "start_role": (StartRole, self._start_role, True),
             # Whoever wants to end something is not refused because it cannot be written down.

@@ -39,6 +39,12 @@ GENERATION_ENVIRONMENT: Final = "AGENT_INTERCOM_WORKER_GENERATION"
 SCRATCH_ENVIRONMENT: Final = "AGENT_INTERCOM_SCRATCH"
 """A directory of the worker's own, which it may write whatever else it may not, and which goes with it."""
 
+STATE_ENVIRONMENT: Final = "AGENT_INTERCOM_WORKER_STATE"
+"""A directory (0700) that outlives the bridge: for a run's worker that of its role."""
+
+READ_ONLY_ENVIRONMENT: Final = "AGENT_INTERCOM_READ_ONLY"
+"""`1` for a worker that may not change files but its own: the kernel refuses it, and this tells it beforehand."""
+
 TASK_ENVIRONMENT: Final = "AGENT_INTERCOM_TASK_FILE"
 MANAGER_ENVIRONMENT: Final = "AGENT_INTERCOM_MANAGER_SESSION_ID"
 
@@ -149,6 +155,10 @@ EXITS: Final = {
 """2 usage, 3 blocked or degraded, 4 not found, 5 changed meanwhile, 6 not permitted; any other is 1, failed."""
 
 
+MAX_EVENTS: Final = 500
+"""How many events of a worker are kept, and lines of its output are told at most."""
+
+
 class Limits(NamedTuple):
     """How much there may be (section 2.13). `granted` is the most that a grant may count.
 
@@ -158,7 +168,7 @@ class Limits(NamedTuple):
     live_in_run: int = 16
     live: int = 64
     jobs: int = 32
-    events: int = 500
+    events: int = MAX_EVENTS
     candidates: int = 128
     listed: int = 500
     depth: int = 32

@@ -20,7 +20,7 @@ from agent_intercom.host.manager import JobFailed, ManagerError
 from agent_intercom.workers.contract import STOP_TIMEOUT, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Connection, Managers
-from agent_intercom.workers.watching import readable
+from agent_intercom.workers.spawning import ready
 
 DIRTY_TIMEOUT: Final = 5.0
 """Seconds for git to look at a working tree (section 2.7)."""
@@ -93,7 +93,7 @@ async def dirty(directory: str) -> bool | None:
     with git.stdout as output:
         try:
             async with asyncio.timeout(DIRTY_TIMEOUT):
-                await readable(output.fileno())
+                await ready(output.fileno())
                 if os.read(output.fileno(), 1):
                     return True
                 return False if await _status(git.pid) == 0 else None
@@ -112,7 +112,7 @@ async def _status(child: int) -> int:
     """The exit status of a child once it has ended, which is not waited for by this (waitid(2), WNOWAIT)."""
     pidfd = os.pidfd_open(child)
     try:
-        await readable(pidfd)
+        await ready(pidfd)
         found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
         return -1 if found is None or found.si_code != os.CLD_EXITED else found.si_status
     finally:

@@ -18,15 +18,13 @@ from agent_intercom.orchestration.runtime import SCOPE_PATTERN
 from agent_intercom.workers.contract import (
     GENERATION_ENVIRONMENT,
     INCARNATION_ENVIRONMENT,
+    READ_ONLY_ENVIRONMENT,
     SCOPE_ENVIRONMENT,
     SCRATCH_ENVIRONMENT,
     WORKER_ENVIRONMENT,
     Code,
 )
 from agent_intercom.workers.errors import WorkerError
-
-READ_ONLY_ENVIRONMENT: Final = "AGENT_INTERCOM_READ_ONLY"
-"""`1` for a worker that may not change files but its own: the kernel refuses it, and this tells it beforehand."""
 
 _TEMPORARY: Final = ("TMPDIR", "TMP", "TEMP")
 _CACHE: Final = "XDG_CACHE_HOME"

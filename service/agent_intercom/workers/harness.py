@@ -15,15 +15,12 @@ from agent_intercom.orchestration import contract, harness
 from agent_intercom.orchestration.manifest import RoleRecord
 from agent_intercom.orchestration.rundir import Run
 from agent_intercom.orchestration.runtime import RunPlace, WorkerPlace
-from agent_intercom.workers.contract import Code
+from agent_intercom.workers.contract import STATE_ENVIRONMENT, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Confinement
 
 BRIDGE: Final = "orchestrate-bridge"
 """The bridge of the driver `command`, beside the other launchers of an installation."""
-
-STATE_ENVIRONMENT: Final = "AGENT_INTERCOM_WORKER_STATE"
-"""Where our bridge keeps what has to outlive it."""
 
 SKILLS_ENVIRONMENT: Final = "AGENT_INTERCOM_SKILLS"
 """The files of the role's skills for a program of the driver `command`, as PATH has directories."""

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from agent_intercom.host import privatefiles
 from agent_intercom.host.manager import NO_SUCH_UNIT, Manager, ManagerRefused
 from agent_intercom.workers import contract, places
 from agent_intercom.workers.client import Client, socket_path
@@ -27,18 +26,9 @@ STOP_TIMEOUT: Final = 20.0
 PROGRAMS: Final = ("orchestrate-launcher", BRIDGE)
 """What the worker service starts, beside its own program."""
 
-_MAX_EXIT: Final = 4_096
 _UP: Final = frozenset({"active", "activating", "reloading"})
 _MOVES: Final = frozenset({"running", "thawing"})
 """What systemd calls FreezerState, of a unit that is not paused."""
-
-
-class Exit(NamedTuple):
-    """How a worker ended: an exit status or a signal (None for both: nobody can tell), and when, as milliseconds."""
-
-    code: int | None
-    signal: int | None
-    at: int
 
 
 class WorkerUnit(NamedTuple):
@@ -59,7 +49,7 @@ class WorkerUnit(NamedTuple):
     result: str
     status_text: str
     enforced: tuple[str, ...]
-    exit: Exit | None
+    exit: places.Exit | None
     paused: bool = False
 
     @property
@@ -118,7 +108,7 @@ def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
         if match is None:
             continue
         scope = _scope(manager, worker.unit)
-        ended = _exit(places.exit_file(places.of_run_worker(runtime_dir, unit, match["incarnation"])))
+        ended = places.read_exit(places.exit_file(places.of_run_worker(runtime_dir, unit, match["incarnation"])))
         active = str(scope["ActiveState"]) if scope else "inactive"
         found.append(
             WorkerUnit(
@@ -150,22 +140,11 @@ def _scope(manager: Manager, name: str) -> dict[str, Any] | None:
     return found if found and "SubState" in found and "Result" in found else None
 
 
-def _result(scope: dict[str, Any] | None, ended: Exit | None) -> str:
+def _result(scope: dict[str, Any] | None, ended: places.Exit | None) -> str:
     if scope is not None and (scope["ActiveState"] in _UP or scope["Result"] != "success"):
         return str(scope["Result"])
-    if ended is None or (ended.code is None and ended.signal is None):
+    if ended is None:
         return ""
     if ended.signal is not None:
         return "signal"
     return "exit-code" if ended.code else "success"
-
-
-def _exit(name: str) -> Exit | None:
-    """How a command ended, as its shim has written it."""
-    with contextlib.suppress(OSError, ValueError):
-        record = privatefiles.decode(privatefiles.read(name, _MAX_EXIT, closed=True))
-        if isinstance(record, dict) and type(record.get("at")) is int:
-            numbers = [record.get(key) for key in ("code", "signal")]
-            if all(number is None or type(number) is int for number in numbers):
-                return Exit(numbers[0], numbers[1], record["at"])
-    return None

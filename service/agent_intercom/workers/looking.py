@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from os import path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,15 +13,15 @@ import msgspec
 from agent_intercom import __version__
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.manager import ManagerError
-from agent_intercom.workers import confinement, pausing, places, ring, strays
-from agent_intercom.workers.answers import told
+from agent_intercom.workers import confinement, contract, pausing, places, ring, strays
+from agent_intercom.workers.answers import Known, told
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import TERMINAL
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.removing import left_behind
 from agent_intercom.workers.spec import Confinement
 from agent_intercom.workers.strays import Stray
 from agent_intercom.workers.terms import Caller
-from agent_intercom.workers.watching import now_ms
 
 if TYPE_CHECKING:
     from agent_intercom.workers.records import Worker
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 OUTPUT_MAX: Final = 262_144
 """Bytes of a worker's output that are told at most."""
-
-Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]
 
 
 class List(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,7 +42,7 @@ class Status(msgspec.Struct, forbid_unknown_fields=True):
 
 class Logs(msgspec.Struct, forbid_unknown_fields=True):
     worker: str
-    lines: Annotated[int, msgspec.Meta(ge=1, le=500)] = 80
+    lines: Annotated[int, msgspec.Meta(ge=1, le=contract.MAX_EVENTS)] = 80
     output: bool = False
 
 
@@ -59,7 +56,7 @@ class Looking:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._registry = service.registry
-        self.known: dict[str, tuple[type[msgspec.Struct], Method, bool]] = {
+        self.known: Known = {
             "list": (List, self._list, False),
             "status": (Status, self._status, False),
             "logs": (Logs, self._logs, False),

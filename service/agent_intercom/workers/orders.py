@@ -10,18 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from os import path
 from typing import Final
 
 from msgspec.structs import asdict
 
-from agent_intercom.host.manager import Variant
 from agent_intercom.workers import confinement, contract, environment, places
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.places import Place
-from agent_intercom.workers.provisioning import Order
+from agent_intercom.workers.provisioning import Order, limited
 from agent_intercom.workers.records import Worker
 from agent_intercom.workers.spec import Confinement, Launch
 
@@ -179,7 +177,8 @@ def of_person(
         place=directory,
         slice=contract.SLICE_UNIT,
         part_of=[] if parent_unit is None else [parent_unit],
-        limits=_limits(place),
+        # Whoever limits the memory of one worker means all of it.
+        limits=limited("kill", place.memory_max, place.memory_high, place.tasks_max),
         enforced=enforced(limits),
         keep_place=again,
     )
@@ -221,18 +220,3 @@ def enforced(limits: Confinement | None) -> tuple[str, ...]:
 
 def _below(name: str, directory: str) -> bool:
     return path.commonpath((name, directory)) == directory
-
-
-def _limits(place: Place) -> Mapping[str, Variant]:
-    limits: dict[str, Variant] = {
-        # Whoever limits the memory of one worker means all of it.
-        "OOMPolicy": ("s", "kill"),
-    }
-    for name, value in (
-        ("MemoryMax", place.memory_max),
-        ("MemoryHigh", place.memory_high),
-        ("TasksMax", place.tasks_max),
-    ):
-        if value is not None:
-            limits[name] = ("t", value)
-    return limits

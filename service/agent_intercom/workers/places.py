@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from os import path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ OUTPUT_NAME: Final = "output"
 _RUN_PREFIX: Final = "worker-"
 _MAX_PLACE: Final = contract.MAX_FRAME
 _MAX_ROLE: Final = 65_536
+_MAX_EXIT: Final = 4_096
 
 
 class Place(msgspec.Struct, kw_only=True, frozen=True):
@@ -88,9 +89,30 @@ def of_run_worker(runtime_dir: str, unit: str, incarnation: str) -> str:
     return path.join(runtime_dir, PRODUCT, "run", unit, _RUN_PREFIX + _checked(incarnation))
 
 
+class Exit(NamedTuple):
+    """How a command ended: its exit status or the signal that ended it, and when (milliseconds since the epoch)."""
+
+    code: int | None
+    signal: int | None
+    at: int
+
+
 def exit_file(place: str) -> str:
     """Where the shim writes how the command ended."""
     return path.join(place, EXIT_NAME)
+
+
+def read_exit(file: str) -> Exit | None:
+    """How a command ended, as its shim has written it; None where nobody has."""
+    try:
+        record: Any = privatefiles.decode(privatefiles.read(file, _MAX_EXIT))
+        code, killer, at = record["code"], record["signal"], record["at"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    numbers = (code if killer is None else killer, at)
+    if (code is None) == (killer is None) or any(type(number) is not int or number < 0 for number in numbers):
+        return None
+    return Exit(code, killer, at)
 
 
 def task_file(place: str) -> str:

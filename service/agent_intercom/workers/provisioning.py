@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.manager import SYSTEMD, ManagerError, ManagerRefused, Variant
+from agent_intercom.orchestration.config import packaged
 from agent_intercom.workers import contract, places
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
@@ -39,9 +40,6 @@ _OPTIONAL: Final = "OOMPolicy"
 _DESTRUCTIVE: Final = f"{SYSTEMD}.TransactionIsDestructive"
 _SLICE_TRIES: Final = 40
 _SLICE_PAUSE: Final = 0.05
-
-TASKS_MAX: Final = 512
-"""Processes and threads of one worker, where nobody says otherwise."""
 
 
 class NotTakenBack(WorkerError):
@@ -83,7 +81,7 @@ def properties(order: Order) -> dict[str, Variant]:
         "TimeoutStopUSec": ("t", int(contract.STOP_TIMEOUT * 1_000_000)),
         # Its memory has bodies in it, as the broker's has.
         "MemorySwapMax": ("t", 0),
-        "TasksMax": ("t", TASKS_MAX),
+        "TasksMax": ("t", packaged.TASKS_MAX),
         # A failed one would stay until somebody forgets it.
         "CollectMode": ("s", "inactive-or-failed"),
     }
@@ -91,6 +89,17 @@ def properties(order: Order) -> dict[str, Variant]:
         # Without After=: it would have the run's own end wait for each of its workers.
         found["PartOf"] = ("as", order.part_of)
     return found | dict(order.limits)
+
+
+def limited(
+    oom_policy: str, memory_max: int | None, memory_high: int | None, tasks_max: int | None
+) -> dict[str, Variant]:
+    """What a worker's scope unit is given in the place of what every one has (`properties`)."""
+    found: dict[str, Variant] = {"OOMPolicy": ("s", oom_policy)}
+    for name, value in (("MemoryMax", memory_max), ("MemoryHigh", memory_high), ("TasksMax", tasks_max)):
+        if value is not None:
+            found[name] = ("t", value)
+    return found
 
 
 async def begin(

@@ -20,13 +20,12 @@ from agent_intercom.host.journal import Event
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.workers import ending, pausing, places, strays
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code, State
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import explained
 from agent_intercom.workers.records import Placed, Worker
 from agent_intercom.workers.service import Service, forgets_place
-from agent_intercom.workers.spawning import read_exit
-from agent_intercom.workers.watching import now_ms
 
 if TYPE_CHECKING:
     from agent_intercom.host.scopes import ScopeState
@@ -144,7 +143,11 @@ async def _one(service: Service, worker: Worker) -> bool | None:
         return None
     if verdict == _SAME:
         return _attached(service, worker, placed, pidfd, state)
-    if verdict == _GONE and worker.state == State.PROVISIONING and read_exit(_exit_file(service, worker)) is None:
+    if (
+        verdict == _GONE
+        and worker.state == State.PROVISIONING
+        and places.read_exit(_exit_file(service, worker)) is None
+    ):
         _close(pidfd)
         await _never_ran(service, worker)
         return None

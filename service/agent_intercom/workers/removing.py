@@ -8,24 +8,22 @@ begins again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from agent_intercom.workers import contract, places, strays
-from agent_intercom.workers.answers import told
+from agent_intercom.workers.answers import Known, told
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.strays import Stray
 from agent_intercom.workers.terms import Caller, Due, Work
-from agent_intercom.workers.watching import now_ms
 
 if TYPE_CHECKING:
     from agent_intercom.workers.records import Worker
     from agent_intercom.workers.service import Service
-
-Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]
 
 
 class Forget(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,7 +48,7 @@ class Removing:
         self._service = service
         self._registry = service.registry
         self._cleaning = asyncio.Lock()
-        self.known: dict[str, tuple[type[msgspec.Struct], Method, bool]] = {
+        self.known: Known = {
             "forget": (Forget, self._forget, True),
             "prune": (Prune, self._prune, True),
             "cleanup": (Cleanup, self._cleanup, False),

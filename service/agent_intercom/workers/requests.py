@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -180,6 +180,3 @@ def _wrong(error: msgspec.ValidationError, where: str) -> WorkerError:
     if named:
         return WorkerError(Code.INVALID, "this parameter is missing", name)
     return WorkerError(Code.INVALID, "this has the wrong type or value", name or where)
-
-
-Method = Callable[[Caller, Any], Awaitable[dict[str, Any]]]

@@ -27,15 +27,14 @@ from agent_intercom.orchestration import (
     rundir,
     runtime,
 )
-from agent_intercom.orchestration.config import packaged
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Skill
 from agent_intercom.orchestration.runtime import WorkerPlace
 from agent_intercom.workers import environment, places
 from agent_intercom.workers import harness as drivers
-from agent_intercom.workers.bridge.settings import STATE_ENVIRONMENT
-from agent_intercom.workers.contract import Code
+from agent_intercom.workers.contract import STATE_ENVIRONMENT, Code
 from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.provisioning import limited
 from agent_intercom.workers.spec import Launch
 
 
@@ -132,7 +131,8 @@ def prepare(
         label=label(unit, role),
         slice=slice_unit,
         part_of=part_of,
-        properties=_properties(own),
+        # What is killed is what takes most, such as a compiler; the agent sees that it failed.
+        properties=limited("continue", own.memory_max, own.memory_high, own.tasks_max),
         driver=driver,
         confined=confined,
         runtime_ms=own.runtime_ms,
@@ -176,21 +176,6 @@ def _check_writable(worker: WorkerPlace) -> None:
         if not path.isdir(name):
             text = f"entry {number} of [workers] writable is no directory that is there any more: make it again"
             raise WorkerError(Code.START_FAILED, text, "writable")
-
-
-def _properties(worker: WorkerPlace) -> dict[str, Variant]:
-    """The limits of a worker's scope unit, by their D-Bus names. Anybody may read them."""
-    properties: dict[str, Variant] = {
-        # What is killed is what takes most, such as a compiler; the agent sees that it failed.
-        "OOMPolicy": ("s", "continue"),
-        # Its memory has bodies in it, as the broker's has.
-        "MemorySwapMax": ("t", 0),
-        "TasksMax": ("t", worker.tasks_max or packaged.TASKS_MAX),
-    }
-    for name, value in (("MemoryMax", worker.memory_max), ("MemoryHigh", worker.memory_high)):
-        if value is not None:
-            properties[name] = ("t", value)
-    return properties
 
 
 def _check_skill(skill: Skill) -> None:

@@ -13,9 +13,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from typing import Any, Final
+from typing import Final
 
-from agent_intercom.host import privatefiles
 from agent_intercom.wire import framing
 from agent_intercom.workers.contract import START_TIMEOUT, Code
 from agent_intercom.workers.errors import WorkerError
@@ -23,7 +22,6 @@ from agent_intercom.workers.launcher import STARTED
 from agent_intercom.workers.spec import Launch
 
 _REPORT_LIMIT: Final = 4096
-_EXIT_LIMIT: Final = 4096
 _LAUNCH_LIMIT: Final = 0xFFFF_FFFF
 _CODES: Final = frozenset(code.value for code in Code)
 
@@ -88,7 +86,7 @@ class Gated:
         return await asyncio.shield(self._end)
 
     async def _reap(self) -> tuple[int | None, int | None]:
-        await _ready(self.pidfd)
+        await ready(self.pidfd)
         found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         self._close_gate()
         self._close_report()
@@ -150,22 +148,6 @@ def _pipe(passed: contextlib.ExitStack, kept: contextlib.ExitStack, writing: boo
     return theirs, ours
 
 
-def read_exit(file: str) -> tuple[int | None, int | None, int] | None:
-    """How a command ended: exit code, signal, and when (milliseconds since the epoch). None where nobody has noted it.
-
-    Exactly one of code and signal is there.
-    """
-    try:
-        record: Any = privatefiles.decode(privatefiles.read(file, _EXIT_LIMIT))
-        code, killer, at = record["code"], record["signal"], record["at"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    numbers = (code if killer is None else killer, at)
-    if (code is None) == (killer is None) or any(type(number) is not int or number < 0 for number in numbers):
-        return None
-    return code, killer, at
-
-
 async def _write(descriptor: int, content: bytes) -> None:
     os.set_blocking(descriptor, False)
     view = memoryview(content)
@@ -173,7 +155,7 @@ async def _write(descriptor: int, content: bytes) -> None:
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
-            await _ready(descriptor, writing=True)
+            await ready(descriptor, writing=True)
 
 
 async def _read(descriptor: int, limit: int) -> bytes:
@@ -184,7 +166,7 @@ async def _read(descriptor: int, limit: int) -> bytes:
         try:
             piece = os.read(descriptor, limit - len(content))
         except BlockingIOError:
-            await _ready(descriptor)
+            await ready(descriptor)
             continue
         if not piece:
             break
@@ -192,18 +174,18 @@ async def _read(descriptor: int, limit: int) -> bytes:
     return content
 
 
-async def _ready(descriptor: int, writing: bool = False) -> None:
-    """Wait until `descriptor` can be read, or written."""
+async def ready(descriptor: int, writing: bool = False) -> None:
+    """Wait until `descriptor` can be read, or written: for a pidfd, until the process has ended."""
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
+    woken = loop.create_future()
 
     def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
+        if not woken.done():
+            woken.set_result(None)
 
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
     add(descriptor, wake)
     try:
-        await ready
+        await woken
     finally:
         remove(descriptor)

@@ -15,15 +15,15 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Final
 
 from agent_intercom.host import cgroups
 from agent_intercom.host.errors import HostError
+from agent_intercom.workers import places
 from agent_intercom.workers.contract import Outcome, StopReason
 from agent_intercom.workers.records import Ending, Placed
-from agent_intercom.workers.spawning import Gated, read_exit
+from agent_intercom.workers.spawning import Gated, ready
 
 SETTLING: Final = 0.25
 """Seconds in which whoever was the leader's is gone with it, as a rule; the kernel tells the last with a delay."""
@@ -84,9 +84,9 @@ class Watch:
 
     def ending(self, reason: str, now: int) -> Ending:
         """How it ended, as far as it can be proved, once the leader has. `reason` is why somebody ended it."""
-        found = read_exit(self._exit_file)
-        code, killer = (found[0], found[1]) if found else (self._shim or (None, None))
-        at = found[2] if found else now
+        found = places.read_exit(self._exit_file)
+        code, killer = (found.code, found.signal) if found else (self._shim or (None, None))
+        at = found.at if found else now
         if self.result == OOM_RESULT or self._counted_kill(killer):
             outcome = Outcome.OOM
         elif reason == StopReason.RUNTIME:
@@ -100,7 +100,7 @@ class Watch:
     @property
     def told(self) -> bool:
         """Whether anything tells how the leader ended."""
-        return self._shim is not None or read_exit(self._exit_file) is not None
+        return self._shim is not None or places.read_exit(self._exit_file) is not None
 
     def _counted_kill(self, killer: int | None) -> bool:
         # A compiler that was killed for its memory is not how the worker ended.
@@ -146,7 +146,7 @@ class Watch:
         if isinstance(self._leader, Gated):
             self._shim = await self._leader.ended()
         elif self._leader is not None:
-            await readable(self._leader)
+            await ready(self._leader)
 
     def _let_go(self) -> None:
         self._events.close()
@@ -154,24 +154,3 @@ class Watch:
         if isinstance(self._leader, int):
             os.close(self._leader)
             self._leader = None
-
-
-async def readable(descriptor: int) -> None:
-    """Wait until a descriptor is ready to be read: for a pidfd, until the process has ended."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(descriptor, wake)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(descriptor)
-
-
-def now_ms() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000

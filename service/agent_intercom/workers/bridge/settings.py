@@ -11,13 +11,15 @@ from typing import Final, NamedTuple
 
 from agent_intercom.orchestration.budget import ASSIGNMENT_METRICS, LEVELS, Number
 from agent_intercom.orchestration.contract import HEX32, ROLES
-from agent_intercom.workers.contract import INCARNATION_ENVIRONMENT, SCRATCH_ENVIRONMENT, Code
+from agent_intercom.workers.contract import (
+    INCARNATION_ENVIRONMENT,
+    READ_ONLY_ENVIRONMENT,
+    SCRATCH_ENVIRONMENT,
+    STATE_ENVIRONMENT,
+    Code,
+)
 from agent_intercom.workers.errors import WorkerError
 
-STATE_ENVIRONMENT: Final = "AGENT_INTERCOM_WORKER_STATE"
-"""A directory (0700) that outlives the bridge: for a run's worker that of its role."""
-
-READ_ONLY_ENVIRONMENT: Final = "AGENT_INTERCOM_READ_ONLY"
 SOCKET_ENVIRONMENT: Final = "AGENT_INTERCOM_BRIDGE_SOCKET"
 FILE_ENVIRONMENT: Final = "AGENT_INTERCOM_ASSIGNMENT_FILE"
 ID_ENVIRONMENT: Final = "AGENT_INTERCOM_ASSIGNMENT_ID"

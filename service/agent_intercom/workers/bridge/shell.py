@@ -117,7 +117,7 @@ class Shell:
             raise WorkerError(Code.CONFLICT, "another bridge works for this role", "bridge") from error
         except OSError as error:
             text = f"the state directory cannot be used: {os.strerror(error.errno or 0)}"
-            raise WorkerError(Code.STORE, text, variables.STATE_ENVIRONMENT) from error
+            raise WorkerError(Code.STORE, text, service.STATE_ENVIRONMENT) from error
         if known.work is not None and known.work.begun:
             child.end_leftovers(self._address)
         return known

@@ -389,9 +389,9 @@ def test_a_service_that_is_killed_at_any_step_leaves_no_stray(workers: Workers, 
     if step in ("fenced", "stopped"):
         first = workers.ask('told = ask("stop", {"worker": "once"})')
     assert first["error"] == "workers_unreachable", first
-    # Nobody knows whose a worker is that has no place yet.
-    scope = ", scope=None" if step == "reserved" else ""
-    (found,) = workers.ask(f'told = ask("list", {{"history": True, "all": True}}{scope})')["workers"]
+    # Nobody knows which scope id a worker has that has no place yet.
+    who = ", override=True" if step == "reserved" else ""
+    (found,) = workers.ask(f'told = ask("list", {{"history": True, "all": True}}{who})')["workers"]
     if found["state"] == "registering":
         assert step in ("told", "begun", "watched")
         assert found["unit"] in workers.units()

@@ -65,7 +65,8 @@ class Systemd(NamedTuple):
     `left` has the number of processes of every run that goes on although nobody listens for it, `workers` the workers
     of every run that lives, by its unit id. `service` is the state of the worker service, of its socket and of itself;
     `freezer` whether what is in a control group can be paused, `oom_policy` whether scope units have OOMPolicy=.
-    `strays` is how many workers live that the worker service does not know of.
+    `strays` is how many workers live that the worker service does not know of, `unwritten` the code of what prevents it
+    from writing down what happens.
     """
 
     problem: str = ""
@@ -80,6 +81,7 @@ class Systemd(NamedTuple):
     freezer: bool | None = None
     oom_policy: bool | None = None
     strays: int = 0
+    unwritten: str = ""
 
     @property
     def reachable(self) -> bool:
@@ -148,7 +150,7 @@ def ask_manager(runtime_dir: str | None) -> Systemd:
                 service=[state for state in states if state.name in {SOCKET_UNIT, SERVICE_UNIT}],
                 freezer=_freezer(manager.control_group()),
                 oom_policy=_oom_policy(manager),
-                strays=0 if runtime_dir is None else _strays(manager, states, runtime_dir),
+                **({} if runtime_dir is None else _known(manager, states, runtime_dir)),
             )
     except ManagerError as error:
         return Systemd(problem=str(error), lingering=lingering())
@@ -166,23 +168,24 @@ def _oom_policy(manager: Manager) -> bool | None:
     return None if scope is None else "OOMPolicy" in scope
 
 
-def _strays(manager: Manager, states: Sequence[UnitState], runtime_dir: str) -> int:
-    """How many workers live that are in no row. The worker service is asked where it runs, and not started."""
+def _known(manager: Manager, states: Sequence[UnitState], runtime_dir: str) -> dict[str, Any]:
+    """What the worker service says of workers and of its registry; it is asked where it runs, and not started."""
     alive = [state for state in manager.units("worker-*.scope") if UNIT.fullmatch(state.name) and state.active in _UP]
     service = next((state.active for state in states if state.name == SERVICE_UNIT), "inactive")
     if service == "inactive":
         # It has ended, which it does not while one lives that it knows of.
-        return len(alive)
-    if not alive or service != "active":
-        return 0
+        return {"strays": len(alive)}
+    if service != "active":
+        return {}
     from agent_intercom.workers.client import Client, socket_path
     from agent_intercom.workers.errors import WorkerError
 
     try:
         with Client(socket_path(runtime_dir)) as client:
-            return int(client.request("health", {}, timeout=CALL_TIMEOUT).get("strays") or 0)
+            health = client.request("health", {}, timeout=CALL_TIMEOUT)
     except WorkerError:
-        return 0
+        return {}
+    return {"strays": int(health.get("strays") or 0), "unwritten": str(health.get("store") or "")}
 
 
 def silent_manager() -> Systemd:
@@ -274,6 +277,10 @@ def workers(found: Systemd) -> Iterator[Check]:
     else:
         up = "runs" if states.get(SERVICE_UNIT) == "active" else "is started by whoever connects"
         yield Check("worker-service", "ok", f"{SOCKET_UNIT} listens, and the service {up}")
+    if found.unwritten:
+        text = f"the registry cannot be written ({found.unwritten}): workers go on and can be stopped, none is started"
+        hint = "make room in, or mend, the state directory ($XDG_STATE_HOME/agent-intercom): nothing else is needed"
+        yield Check("worker-registry", "fail", text, hint)
     if found.strays:
         many = f"{found.strays} workers live" if found.strays > 1 else "1 worker lives"
         hint = "`orchestrate worker cleanup` shows what they are, and how to end them"

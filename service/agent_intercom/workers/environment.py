@@ -53,7 +53,7 @@ def build(
     """All variables of a worker.
 
     `given` is what whoever asked for the worker chose, `scope` the private scope id (None: unscoped, whatever `given`
-    says), `scratch` its own directory, `added` what its driver needs, such as the address and the token of a bridge.
+    says), `scratch` its own directory, `added` what its harness needs, such as the address and the token of a bridge.
     A confined worker finds its temporary files and its caches there; `read_only` (as a rule: whether it is confined)
     is whether it may not write where it works.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in a role of a run: the command line of its driver, and what that needs (orchestration spec, 12.1).
+"""What runs in a role of a run: the command line of its harness, and what that needs (orchestration spec, 12.1).
 
-The driver `pi` is Pi itself, with its bridge in it. The driver `command` is our bridge, which calls a program of any
+The harness `pi` is Pi itself, with its bridge in it. The harness `command` is our bridge, which calls a program of any
 kind once for each assignment.
 """
 
@@ -20,17 +20,17 @@ from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Confinement
 
 BRIDGE: Final = "orchestrate-bridge"
-"""The bridge of the driver `command`, beside the other launchers of an installation."""
+"""The bridge of the harness `command`, beside the other launchers of an installation."""
 
 SKILLS_ENVIRONMENT: Final = "AGENT_INTERCOM_SKILLS"
-"""The files of the role's skills for a program of the driver `command`, as PATH has directories."""
+"""The files of the role's skills for a program of the harness `command`, as PATH has directories."""
 
 _PI_DIRECTORY: Final = "PI_CODING_AGENT_DIR"
 _PI_DEFAULT: Final = ".pi/agent"
 
 
 class Driven(NamedTuple):
-    """What is started for a role: its words, the variables that its driver needs, the directories that it writes where
+    """What is started for a role: its words, the variables that its harness needs, the directories that it writes where
     they are there, and whether its input must not end."""
 
     arguments: list[str]
@@ -53,7 +53,7 @@ def drive(run: Run, role: str, place: RunPlace, library: str) -> Driven:
 def confinement(worker: WorkerPlace, role: str, project: str, optional: Sequence[str] = ()) -> Confinement | None:
     """What the kernel is to refuse the worker of a role; None: nothing.
 
-    `optional` are the directories that its driver writes where they are there; those that are not are left out, and no
+    `optional` are the directories that its harness writes where they are there; those that are not are left out, and no
     others: whoever confines by this refuses them. The implementer may always change the project. One that is not
     confined and may not use the network writes everywhere.
     """

@@ -27,14 +27,14 @@ from agent_intercom.workers import (
     reattach,
     strays,
 )
-from agent_intercom.workers.contract import Code, Lifetimes, Limits
+from agent_intercom.workers.contract import Code, Lifetimes, Limits, Outcome
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.provisioning import Order
-from agent_intercom.workers.records import Grant, Worker
+from agent_intercom.workers.records import Ending, Grant, Worker
 from agent_intercom.workers.registry import Registry
-from agent_intercom.workers.service import Service
+from agent_intercom.workers.service import Running, Service
 from agent_intercom.workers.spec import Confinement, Launch
 from agent_intercom.workers.terms import Caller, Changes
 from tests.unit.workerstage import PLACED, refused
@@ -451,6 +451,52 @@ def test_what_could_not_be_removed_is_told_and_tried_again(
         done = await stage.ask("cleanup", execute=True)
         assert (done["left"], done["errors"]) == (0, 0)
         assert [os.path.exists(each) for each in (live, left, strays_own)] == [True, False, True]
+
+    run(body)
+
+
+class Seen:
+    """A watch of a worker that has exited."""
+
+    left = False
+
+    def ending(self, reason: str, now: int) -> Ending:
+        return Ending(at=now, outcome=Outcome.EXITED, exit_code=0)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_scratch_directory_goes_when_all_below_its_worker_have_ended(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch, stubborn: bool
+) -> None:
+    """What is below may write in it."""
+
+    async def body(stage: Stage) -> None:
+        parent = await stage.start(name="parent", **PARENT | {"network": True})
+        child = await stage.start(stage.actions.inside(parent["incarnation"]), name="child")
+        scratch = places.scratch_of(str(stage.state), parent["incarnation"])
+        order: list[str] = []
+
+        async def end(_: object, name: str, cgroup: str) -> None:
+            order.append(name)
+            if stubborn:
+                raise WorkerError(Code.STOP_FAILED, "it does not end")
+
+        told: list[tuple[str, object]] = []
+
+        async def remove(directory: str) -> bool:
+            order.append(directory)
+            return True
+
+        monkeypatch.setattr(ending, "end", end)
+        monkeypatch.setattr(stage.service, "remove", remove)
+        monkeypatch.setattr(
+            stage.journal, "emit", lambda event, **fields: told.append((event.name, fields.get("code")))
+        )
+        running = Running(Seen(), "", scratch, "", asyncio.Event(), [])  # type: ignore[arg-type]
+        stage.service.running[parent["incarnation"]] = running
+        await stage.service._gone(parent["incarnation"])
+        assert order[0] == child["unit"] and running.done.is_set()
+        assert (scratch not in order) is stubborn is (("WORKER_FILES_LEFT", "scratch") in told)
 
     run(body)
 

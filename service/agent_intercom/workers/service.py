@@ -337,10 +337,22 @@ class Service:
                 exit_signal=found.exit_signal,
             )
         self.record()
-        self.end_soon(fallen)
-        await self.remove(running.scratch)
-        if forgets_place(worker):
-            await self.remove(running.place)
+        await self._remove_own(worker, fallen, running.scratch, running.place)
+
+    async def _remove_own(self, worker: Worker, below: Iterable[Worker], scratch: str, place: str) -> None:
+        """End what is below a worker that has ended, and then remove its files, in which that may write.
+
+        What is left of them is told, and the next cleanup tries again.
+        """
+        gone = True
+        try:
+            await self.end_all(below)
+        except WorkerError:
+            gone = False
+        if not gone or not await self.remove(scratch):
+            self.journal.emit(Event.WORKER_FILES_LEFT, worker=worker.id, code="scratch")
+        if forgets_place(worker) and not await self.remove(place):
+            self.journal.emit(Event.WORKER_FILES_LEFT, worker=worker.id, code="place")
 
     async def _run_ended(self, run: str) -> bool:
         """Whether a run is over, so that its workers ended with it: its socket listens as long as it goes on."""
@@ -377,16 +389,11 @@ class Service:
                 await running.done.wait()
             else:
                 # Nobody watched it: it never came so far, or could not be proved to be there.
-                self.end_soon(self.registry.lost(worker.incarnation, now_ms()))
+                fallen = self.registry.lost(worker.incarnation, now_ms())
                 self.record()
-                await self._remove_unwatched(now)
+                scratch = places.scratch_of(self.state_dir, now.incarnation) if now.run is None else ""
+                await self._remove_own(now, fallen, scratch, self.place_of(now))
         return self.registry.get(worker.id) or worker
-
-    async def _remove_unwatched(self, worker: Worker) -> None:
-        if worker.run is None:
-            await self.remove(places.scratch_of(self.state_dir, worker.incarnation))
-        if forgets_place(worker):
-            await self.remove(self.place_of(worker))
 
     def lock(self, worker: str) -> asyncio.Lock:
         """What is held while something is done with a worker."""

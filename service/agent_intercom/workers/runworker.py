@@ -42,9 +42,9 @@ class Prepared(NamedTuple):
     """A worker that can be started.
 
     `launch` is for its launcher alone. `label` names it (`UNIT/ROLE`), `slice` and `part_of` are what its scope unit
-    belongs to, `properties` its limits by their D-Bus names. `driver` is its harness, `pi` or `command`; `confined` is whether it
-    may not change files but its own and, as the implementer, those of the project; `runtime_ms` is after how long it is
-    ended (None: as any worker).
+    belongs to, `properties` its limits by their D-Bus names. `driver` is its harness, `pi` or `command`; `confined` is
+    whether it may not change files but its own and, as the implementer, those of the project; `runtime_ms` is after how
+    long it is ended (None: as any worker).
     """
 
     launch: Launch

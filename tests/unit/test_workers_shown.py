@@ -155,7 +155,7 @@ def test_status_of_a_worker(home: Home, service: Service) -> None:
     assert said.code == 0
     assert "state: ready, unverified, for 2 min" in said.out
     assert f"note: asked for a checkpoint, is ended at {clock(60_000)} if idle\n" in said.out
-    assert "2 min ago; generation 1\nrole: driven as command\nowner: person\n" in said.out
+    assert "2 min ago; generation 1\nrole: harness command\nowner: person\n" in said.out
     assert "lives on for: 1 h without a sign of life and 15 min more, 12 h in all\n" in said.out
     assert "started by: worker 00000000beef, depth 1" in said.out
     assert ".scope, active (running), frozen, 1.5 MiB, 3 tasks, 2.5 s of processor" in said.out

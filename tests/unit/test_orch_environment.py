@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent_intercom.orchestration import environment, runtime
 from agent_intercom.orchestration.environment import NEVER, PACKAGED, PATTERN, WITHHELD, choose, explain, never, scope
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT
 
 _PASSED = """
     PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR XDG_CONFIG_HOME XDG_STATE_HOME XDG_RUNTIME_DIR
@@ -138,12 +139,12 @@ def test_what_no_configuration_can_ask_for(pattern: str, refused: bool) -> None:
 
 @pytest.mark.parametrize("value", ["a" * 16, "A" * 128, "abcDEF_-0123456789"])
 def test_a_scope(value: str) -> None:
-    assert scope({runtime.SCOPE_ENVIRONMENT: value}) == value
+    assert scope({SCOPE_ENVIRONMENT: value}) == value
 
 
 def test_no_scope() -> None:
     assert scope({}) is None
-    assert scope({runtime.SCOPE_ENVIRONMENT: ""}) is None
+    assert scope({SCOPE_ENVIRONMENT: ""}) is None
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_no_scope() -> None:
 )
 def test_a_scope_that_is_none_is_refused_without_its_value(value: str) -> None:
     with pytest.raises(Refusal) as caught:
-        scope({runtime.SCOPE_ENVIRONMENT: value})
+        scope({SCOPE_ENVIRONMENT: value})
     assert (caught.value.code, caught.value.field) == ("scope_invalid", "AGENT_INTERCOM_SCOPE_ID")
     assert "aaaaaaa" not in caught.value.text
     assert caught.value.text.startswith("AGENT_INTERCOM_SCOPE_ID is no scope id")

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_intercom.intercom import contract as intercom
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.runtime import Live, RunPlace
@@ -212,14 +211,6 @@ def test_where_it_is() -> None:
 
 def test_nothing_private_is_shown() -> None:
     assert repr(PLACE) == str(PLACE) == "RunPlace()"
-
-
-def test_scopes_are_those_of_the_intercom() -> None:
-    assert runtime.SCOPE_ENVIRONMENT == intercom.SCOPE_ENVIRONMENT
-    assert (runtime.SCOPE_PATTERN.pattern, runtime.SCOPE_PATTERN.flags) == (
-        intercom.SCOPE_PATTERN.pattern,
-        intercom.SCOPE_PATTERN.flags,
-    )
 
 
 def test_a_place_that_is_older_than_programs(tmp_path: Path, place: Path) -> None:

@@ -7,7 +7,8 @@ import os
 from typing import NamedTuple
 
 from agent_intercom.intercom.client_errors import ClientError
-from agent_intercom.intercom.contract import PROTOCOL, SCOPE_ENVIRONMENT, VERSION, ErrorCode, parse_scope
+from agent_intercom.intercom.contract import PROTOCOL, VERSION, ErrorCode, parse_scope
+from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT
 
 RECONNECT_DELAYS = (0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before each attempt; the last repeats (contract section 1.5)."""

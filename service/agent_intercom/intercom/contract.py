@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
+
 PROTOCOL: Final = "pi-intercom"
 VERSION: Final = 4
 
@@ -18,8 +20,6 @@ POLICY_SEMANTICS_HASH: Final = "f3b00e503631bc91123aedfbcf1df72cc9913e1893c09728
 
 REMOTE_ACCESS_FEATURE: Final = "remote-access-v1"
 
-SCOPE_ENVIRONMENT: Final = "AGENT_INTERCOM_SCOPE_ID"
-SCOPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 CONTROL_TYPE_PATTERN: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", re.ASCII)
 BOSS_CONTROL_PREFIX: Final = "boss."
 

@@ -30,6 +30,7 @@ from agent_intercom.host import privatefiles
 from agent_intercom.orchestration.contract import ROLES
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNIT_ID
+from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 
 VERSION: Final = 1
 NAME: Final = "run.json"
@@ -44,8 +45,6 @@ LOCK_TIMEOUT: Final = 15.0
 """Seconds; whoever calls the command line gives it thirty (orchestration spec, section 11.1)."""
 
 _LOCK_INTERVAL: Final = 0.05
-SCOPE_ENVIRONMENT: Final = "AGENT_INTERCOM_SCOPE_ID"
-SCOPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 _KEYS: Final = frozenset({"version", "directory", "scope", "environment", "observer_report_usage"})
 _OPTIONAL_KEYS: Final = frozenset({"programs", "workers"})
 _PROGRAM: Final = re.compile(r"[a-z][a-z0-9-]{0,63}", re.ASCII)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
+from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT
 from agent_intercom.workers import contract, orders, pausing, places, removing
 from agent_intercom.workers.answers import Known, told
 from agent_intercom.workers.clock import now_ms
@@ -234,7 +235,7 @@ class Actions:
             directory_digest=orders.digest(first.launch.directory),
             runtime_ms=first.runtime_ms,
         )
-        scope = first.launch.environment.get(contract.SCOPE_ENVIRONMENT)
+        scope = first.launch.environment.get(SCOPE_ENVIRONMENT)
         worker = self._registry.start(caller._replace(scope=scope), wanted, now_ms()).worker
         self._service.commit()
 

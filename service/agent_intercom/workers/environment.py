@@ -14,12 +14,11 @@ from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.orchestration import environment
-from agent_intercom.orchestration.runtime import SCOPE_PATTERN
+from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.workers.contract import (
     GENERATION_ENVIRONMENT,
     INCARNATION_ENVIRONMENT,
     READ_ONLY_ENVIRONMENT,
-    SCOPE_ENVIRONMENT,
     SCRATCH_ENVIRONMENT,
     WORKER_ENVIRONMENT,
     Code,

@@ -17,6 +17,7 @@ import msgspec
 from agent_intercom.host.journal import Event
 from agent_intercom.wire import codec
 from agent_intercom.wire.errors import WireError
+from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.workers import contract
 from agent_intercom.workers.actions import Actions
 from agent_intercom.workers.contract import Code
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _FIELD: Final = re.compile(r" - at `\$?\.?([A-Za-z0-9_.\[\]]*)`$")
 _NAMED: Final = re.compile(r"field `([A-Za-z0-9_]+)`")
-_SCOPE: Final = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 _SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
 _BYTES: Final = frozenset({"command", "directory", "environment", "writable"})
@@ -109,8 +109,8 @@ class Requests:
         if origin.worker is not None:
             return self._actions.inside(origin.worker)
         scope = claim.scope or None
-        if scope is not None and _SCOPE.fullmatch(scope) is None:
-            raise WorkerError(Code.INVALID, "the scope id is not valid", contract.SCOPE_ENVIRONMENT)
+        if scope is not None and SCOPE_PATTERN.fullmatch(scope) is None:
+            raise WorkerError(Code.INVALID, "the scope id is not valid", SCOPE_ENVIRONMENT)
         session = claim.session or None
         if session is not None and _SESSION.fullmatch(session) is None:
             raise WorkerError(Code.INVALID, "the session id is not valid", "session")

@@ -243,8 +243,9 @@ class _Acting:
 
     def _logs(self) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import telling
+        from agent_intercom.workers.contract import MAX_EVENTS
 
-        lines = min(max(int(self._params.get("lines", 80)), 1), 500)
+        lines = min(max(int(self._params.get("lines", 80)), 1), MAX_EVENTS)
         wanted = self._params.get("output", False)
         result = self._service.request("logs", {"worker": self._params["id"], "lines": lines, "output": wanted})
         if not wanted:

@@ -33,7 +33,6 @@ from agent_intercom.host.manager import (
 
 FREEZE_TIMEOUT: Final = 5.0
 RETURN_TIMEOUT: Final = 2.0
-"""Seconds for a manager to come back that went while it was asked, as for daemon-reexec, which takes it a moment."""
 
 _UNIT: Final = f"{SYSTEMD}.Unit"
 _SCOPE: Final = f"{SYSTEMD}.Scope"
@@ -86,8 +85,7 @@ class Scopes:
 
     Raises `host.manager.ManagerError`: ManagerUnreachable where there is no bus or no manager, ManagerRefused for
     what the manager answers with an error. `lost` is set when the bus has gone; such an object is of no more use.
-    A manager that goes and comes back, as for daemon-reexec, is subscribed to again, see `returned`; what it was asked
-    meanwhile is asked again, once, where it comes back soon.
+    A manager that goes and soon comes back (daemon-reexec) is asked again, once, and subscribed to, see `returned`.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -151,8 +149,9 @@ class Scopes:
         where it did not come about as asked; the process is the caller's to end. After ManagerUnreachable, or where the
         caller is cancelled, it may be there or not.
         """
-        named = _pidfd(unit, pid) if await self.version() >= _PIDFDS else -1
+        named = -1
         try:
+            named = os.pidfd_open(pid) if await self.version() >= _PIDFDS else -1
             identity = processes.identify(pid)
             if identity is None:
                 raise NotPlaced(unit, "ended")
@@ -173,6 +172,8 @@ class Scopes:
             except (JobFailed, NotPlaced):
                 await self._withdraw(unit)
                 raise
+        except ProcessLookupError as error:
+            raise NotPlaced(unit, "ended") from error
         finally:
             self._starting.discard(unit)
             if named >= 0:
@@ -355,8 +356,7 @@ class Scopes:
             # That it has gone may be told only after that.
             self._back.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(RETURN_TIMEOUT):
-                await self._back.wait()
+            await asyncio.wait_for(self._back.wait(), RETURN_TIMEOUT)
         return self._back.is_set()
 
     async def _subscribe(self) -> None:
@@ -407,15 +407,12 @@ class Scopes:
     def _gone(self) -> None:
         self.lost.set()
         self._back.set()
-        for jobs in self._jobs.values():
-            for job in jobs:
-                if not job.result.done():
-                    job.result.set_exception(ManagerUnreachable("the user's bus has gone"))
+        for job in [job for jobs in self._jobs.values() for job in jobs if not job.result.done()]:
+            job.result.set_exception(ManagerUnreachable("the user's bus has gone"))
 
     def _owned(self, owner: str) -> None:
-        self._owner = owner
+        self._owner, self._version = owner, None
         self._back.clear()
-        self._version = None
         if self._returning is not None:
             self._returning.cancel()
             self._returning = None
@@ -451,10 +448,3 @@ class _Job(NamedTuple):
     unit: str
     stops: bool
     result: asyncio.Future[str]
-
-
-def _pidfd(unit: str, pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError as error:
-        raise NotPlaced(unit, "ended") from error

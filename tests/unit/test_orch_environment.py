@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT
 from agent_intercom.orchestration import environment, runtime
 from agent_intercom.orchestration.environment import NEVER, PACKAGED, PATTERN, WITHHELD, choose, explain, never, scope
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT
 
 _PASSED = """
     PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR XDG_CONFIG_HOME XDG_STATE_HOME XDG_RUNTIME_DIR

@@ -10,10 +10,10 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from agent_intercom.cli.exits import CommandError
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT
 from agent_intercom.intercom import paths
 from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.contract import parse_scope
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT
 
 SESSION_ID_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_ID"
 SESSION_NAME_ENVIRONMENT: Final = "AGENT_INTERCOM_SESSION_NAME"

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT
 from agent_intercom.intercom.client_errors import ClientError
 from agent_intercom.intercom.contract import PROTOCOL, VERSION, ErrorCode, parse_scope
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT
 
 RECONNECT_DELAYS = (0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before each attempt; the last repeats (contract section 1.5)."""

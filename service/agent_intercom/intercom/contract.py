@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 
 PROTOCOL: Final = "pi-intercom"
 VERSION: Final = 4

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 
 PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?", re.ASCII)
 """What `pass` and `drop` of a configuration take."""

@@ -27,10 +27,10 @@ from typing import Final, NamedTuple, NoReturn
 import msgspec
 
 from agent_intercom.host import privatefiles
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.orchestration.contract import ROLES
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import UNIT_ID
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 
 VERSION: Final = 1
 NAME: Final = "run.json"

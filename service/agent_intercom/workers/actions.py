@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT
 from agent_intercom.workers import contract, orders, pausing, places, removing
 from agent_intercom.workers.answers import Known, told
 from agent_intercom.workers.clock import now_ms

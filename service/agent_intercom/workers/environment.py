@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from os import path
 from typing import Final, NamedTuple
 
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.orchestration import environment
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.workers.contract import (
     GENERATION_ENVIRONMENT,
     INCARNATION_ENVIRONMENT,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from agent_intercom.host.journal import Event
+from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.wire import codec
 from agent_intercom.wire.errors import WireError
-from agent_intercom.wire.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.workers import contract
 from agent_intercom.workers.actions import Actions
 from agent_intercom.workers.contract import Code

@@ -245,6 +245,7 @@ def test_a_worker_is_in_a_scope_unit_in_the_slice_of_its_run(hosting: Hosting) -
         "status_text": "",
         "enforced": [],
         "exit": None,
+        "paused": False,
     }
     group = hosting.bed.run(["cat", f"/proc/{pid}/cgroup"]).stdout
     assert f"/orchestrate.slice/{run.slice}/{name}" in group

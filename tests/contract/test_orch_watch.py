@@ -145,6 +145,7 @@ def test_what_a_program_is_told(quiet: Quiet) -> None:
             "life": "live",
             "workflow": {"state": "starting", "round": 1, "implementation_flow": "single"},
             "roles": [{"role": "implementer", **role}, {"role": "reviewer", **role}],
+            "paused": [],
             "total_tokens": 0,
         }
         # An event that changes nothing else is told alone.

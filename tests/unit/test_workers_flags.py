@@ -25,7 +25,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
         (),
         {
             **AS,
-            "NAME": (("review",), "label", "review"),
+            "NAME": (("review",), "worker_name", "review"),
             "COMMAND…": (("--", "make", "-j", "2"), "arguments", ["make", "-j", "2"]),
             "--role": (("--role", "audit"), "role", "audit"),
             "--directory": (("--directory", "d"), "directory", "d"),
@@ -66,7 +66,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
     ),
     "stop": (("review",), {**ONE, **YES}),
     "restart": (("review",), {**ONE, **YES, "--fresh": (("--fresh",), "fresh", True)}),
-    "rename": (("review", "audit"), {**ONE, "NAME": ((), "label", "audit")}),
+    "rename": (("review", "audit"), {**ONE, "NAME": ((), "worker_name", "audit")}),
     "adopt": (("review",), ONE),
     "release": (("review",), ONE),
     "pause": (("review",), ONE),

@@ -93,7 +93,7 @@ def test_live_workers_of_one_scope_id_do_not_share_a_label_however_it_is_written
     assert stage.it.rename(PERSON, other.id, "Tester", stage.now).name == "Tester"
 
 
-def test_a_renamed_worker_keeps_everything_but_its_label(stage: Stage) -> None:
+def test_a_renamed_worker_keeps_everything_but_its_name(stage: Stage) -> None:
     worker = stage.run(name="before")
     renamed = stage.it.rename(PERSON, "before", "after", stage.now)
     assert replace(renamed, name="before") == worker

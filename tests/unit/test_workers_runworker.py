@@ -118,7 +118,7 @@ def refused(place: Place, *given: Any) -> str:
 
 def test_pi_gets_what_the_run_has_for_it(place: Place) -> None:
     made, run = prepare(place), place.run
-    assert (made.label, made.driver, made.confined, made.slice) == ("a1/reviewer", "pi", True, "orchestrate-a1.slice")
+    assert (made.driver, made.confined, made.slice) == ("pi", True, "orchestrate-a1.slice")
     assert made.part_of == ["orchestrate@a1.socket", "orchestrate@a1.service"]
     launch = made.launch
     assert (launch.directory, launch.stdin, launch.output) == (run.manifest.project, True, None)
@@ -243,7 +243,7 @@ def test_who_is_unscoped_stays_so(place: Place) -> None:
 
 def test_nothing_private_is_shown(place: Place) -> None:
     made = prepare(place)
-    shown = f"{made!r} {made.launch!r} {made.properties} {made.slice} {made.part_of} {made.label}"
+    shown = f"{made!r} {made.launch!r} {made.properties} {made.slice} {made.part_of}"
     assert CANARY not in shown and place.run.tokens["reviewer"] not in shown
     words = " ".join(made.launch.arguments)
     assert SCOPE not in words and place.run.tokens["reviewer"] not in words

@@ -41,14 +41,13 @@ from agent_intercom.workers.spec import Launch
 class Prepared(NamedTuple):
     """A worker that can be started.
 
-    `launch` is for its launcher alone. `label` names it (`UNIT/ROLE`), `slice` and `part_of` are what its scope unit
-    belongs to, `properties` its limits by their D-Bus names. `driver` is its harness, `pi` or `command`; `confined` is
-    whether it may not change files but its own and, as the implementer, those of the project; `runtime_ms` is after how
-    long it is ended (None: as any worker).
+    `launch` is for its launcher alone. `slice` and `part_of` are what its scope unit belongs to, `properties` its
+    limits by their D-Bus names. `driver` is its harness, `pi` or `command`; `confined` is whether it may not change
+    files but its own and, as the implementer, those of the project; `runtime_ms` is after how long it is ended (None:
+    as any worker).
     """
 
     launch: Launch
-    label: str
     slice: str
     part_of: list[str]
     properties: Mapping[str, Variant]
@@ -58,11 +57,6 @@ class Prepared(NamedTuple):
 
     def __repr__(self) -> str:
         return "Prepared()"
-
-
-def label(unit: str, role: str) -> str:
-    """What the worker of a role is called."""
-    return f"{unit}/{role}"
 
 
 def prepare(
@@ -128,7 +122,6 @@ def prepare(
     )
     return Prepared(
         launch=launch,
-        label=label(unit, role),
         slice=slice_unit,
         part_of=part_of,
         # What is killed is what takes most, such as a compiler; the agent sees that it failed.

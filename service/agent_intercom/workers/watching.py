@@ -97,11 +97,6 @@ class Watch:
             outcome = Outcome.SIGNALED if killer is not None else Outcome.UNKNOWN
         return Ending(at=at, outcome=outcome, exit_code=code, exit_signal=killer)
 
-    @property
-    def told(self) -> bool:
-        """Whether anything tells how the leader ended."""
-        return self._shim is not None or places.read_exit(self._exit_file) is not None
-
     def _counted_kill(self, killer: int | None) -> bool:
         # A compiler that was killed for its memory is not how the worker ended.
         return killer == signal.SIGKILL and self._oom_kills() > 0

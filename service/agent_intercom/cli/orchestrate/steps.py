@@ -27,17 +27,17 @@ def steps(
     """What a person can do next: `why`, and the `command` line.
 
     `down` are the roles whose worker we host and whose unit has ended; `new_id` is an id that no command has had;
-    `printing` has the labels of workers of which it is kept what their program prints, by role, `paused` those of
+    `printing` has the names of workers of which it is kept what their program prints, by role, `paused` those of
     workers that are paused.
     """
     name = shlex.quote(session)
     found, missing = list(found), [role for role in ROLES if role in down]
     silent = {*missing, *(each.role for each in found if each.what == standing.MESSAGE)}
-    for role, label in (printing or {}).items():
+    for role, worker in (printing or {}).items():
         if role in silent:
-            yield _step(f"to read what the program of {role} printed", f"{program} worker logs {label} --output")
-    for role, label in (paused or {}).items():
-        yield _step(f"to have {role} go on", f"{program} worker resume {label}")
+            yield _step(f"to read what the program of {role} printed", f"{program} worker logs {worker} --output")
+    for role, worker in (paused or {}).items():
+        yield _step(f"to have {role} go on", f"{program} worker resume {worker}")
     for role in missing:
         yield _step(f"to start {role} again", f"{program} restart {name} --role {role} --yes")
     for each in found:

@@ -85,7 +85,7 @@ def _start(adding: Adding, lazy: Lazy) -> None:
     with adding.command("start", lazy("worker.starting", "start"), "start a worker", example) as sub:
         sub.usage = "%(prog)s [NAME] [--read-only] [--task TEXT] [flags] -- COMMAND…"
         sub.behind = "arguments"
-        sub.add_argument("label", nargs="?", metavar="NAME", help="its name (default: made up)")
+        sub.add_argument("worker_name", nargs="?", metavar="NAME", help="its name (default: made up)")
         sub.add_argument("arguments", nargs="*", metavar="COMMAND…", help="what runs, behind --")
         sub.add_argument("--role", metavar="ROLE", help="what it is for, as free text")
         sub.add_argument("--directory", metavar="DIR", help="where it works (default: this directory)")
@@ -184,7 +184,7 @@ def _changing(adding: Adding, lazy: Lazy) -> None:
         _override(sub)
     with one("rename", "give a worker another name", more=" audit") as sub:
         _worker(sub)
-        sub.add_argument("label", metavar="NAME", help="its new name")
+        sub.add_argument("worker_name", metavar="NAME", help="its new name")
         _override(sub)
     for name, summary in (
         ("adopt", "make a worker of another yours"),

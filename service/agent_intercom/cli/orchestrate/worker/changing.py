@@ -28,8 +28,8 @@ def restart(options: argparse.Namespace) -> Answer:
 
 
 def rename(options: argparse.Namespace) -> Answer:
-    """`worker rename`: another label."""
-    return _one(options, "rename", name=options.label)
+    """`worker rename`: another name."""
+    return _one(options, "rename", name=options.worker_name)
 
 
 def adopt(options: argparse.Namespace) -> Answer:

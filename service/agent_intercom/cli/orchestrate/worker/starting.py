@@ -41,7 +41,7 @@ def start(options: argparse.Namespace) -> Answer:
 
 def _ways_out(options: argparse.Namespace) -> dict[str, str]:
     """What to do about faults of which more is known here than the service may say."""
-    program, name = options.arguments[0], options.label
+    program, name = options.arguments[0], options.worker_name
     where = "in the directory that it starts in" if "/" in program else "in PATH"
     shell = any(character in program for character in " \t;|&<>$")
     line = f"; a line for a shell is run with `-- sh -c {shlex.quote(program)}`" if shell else ""
@@ -67,7 +67,7 @@ def _params(options: argparse.Namespace) -> dict[str, Any]:
         arguments=options.arguments,
         directory=directory,
         environ=os.environ,
-        name=options.label,
+        name=options.worker_name,
         role=options.role,
         task=task,
         writable=[directory_of(name, _here(), "--writable") for name in options.writable] if confined else None,

@@ -379,7 +379,7 @@ def test_forked_workers_inherit_no_confinement(runs: Runs) -> None:
     assert told["bounding"] == bounding
     assert list(told["namespaces"].values()) == namespaces
     assert re.sub("Max core.*", "", told["limits"]) == re.sub("Max core.*", "", limits)
-    assert re.search(r"Max core file size +0 +0 ", told["limits"])
+    assert re.search(r"Max core file size +1 +1 ", told["limits"])
     assert runs.shown("r1", "MemorySwapMax") == "0"
     # Nothing of the shell that started the run: that is in run.json.
     assert "SHLVL" not in told["environ"]

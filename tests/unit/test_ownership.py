@@ -556,7 +556,7 @@ def test_the_guard_is_light(intercom: Path, environ: dict[str, str], verb: str) 
     loaded = set(ran.stdout.split())
     assert not heavy & loaded
     of_host = {name for name in loaded if name.startswith("agent_intercom.host")}
-    assert of_host <= {"agent_intercom.host", "agent_intercom.host.privatefiles"}
+    assert of_host <= {"agent_intercom.host", "agent_intercom.host.privatefiles", "agent_intercom.host.scopeid"}
 
 
 # Taking over

@@ -25,6 +25,8 @@ from agent_intercom.workers.spec import Confinement, Launch
 from tests.unit.launchstage import PATIENCE, SERVICE, Stage, wait_for_end
 
 CANARY = "canary-77d0"
+LIBC = 1 << 31 | 1 << 32
+"""Signals 32 and 33, which the C library keeps for itself: who inherits them ignored cannot change that."""
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def test_a_command_finds_what_it_was_given_and_nothing_else(stage: Stage) -> Non
     assert found["stdin_ends"]
     assert found["sid"] == found["pgrp"] == found["pid"]
     assert int(found["blocked"], 16) == 0
-    assert found["ignored"] == (1 << signal.SIGPIPE - 1) | (1 << signal.SIGXFSZ - 1)
+    assert found["ignored"] & ~LIBC == (1 << signal.SIGPIPE - 1) | (1 << signal.SIGXFSZ - 1)
     assert found["umask"] == 0o027
     may = resource.getrlimit(resource.RLIMIT_CORE)[1] != 0
     assert found["core"] == ([1, 1] if may else [0, 0])
@@ -144,7 +146,7 @@ def test_python_is_told_of_no_signal_to_ignore(stage: Stage) -> None:
     """The probe is Python, which ignores two: another program shows that these came from itself."""
     ended = run(stage, frame(stage.launch("/bin/sh", "-c", f"grep SigIgn /proc/self/status > {stage.told}")))
     assert ended.returncode == 0
-    assert int(stage.told.read_text().split()[1], 16) == 0
+    assert int(stage.told.read_text().split()[1], 16) & ~LIBC == 0
 
 
 def test_an_input_that_is_asked_for_neither_ends_nor_says_anything(stage: Stage) -> None:

@@ -83,7 +83,7 @@ def test_thresholds_of_assignments_are_the_guardrails() -> None:
 
 
 def test_what_a_harness_needs() -> None:
-    assert harness.programs(["pi", "external", "pi"]) == [harness.PROGRAM, harness.BRIDGE] == ["pi", "pi-bridge"]
+    assert harness.programs(["pi", "external", "pi"]) == [harness.PROGRAM, harness.PI_BRIDGE] == ["pi", "pi-bridge"]
     assert harness.programs(["external"]) == []
     assert harness.PROGRAMS.keys() == harness.HARNESSES
 

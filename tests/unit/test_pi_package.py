@@ -31,7 +31,7 @@ def environ(home: Path, caller: Path | None = None) -> dict[str, str]:
 def test_the_package_that_called_comes_first(tmp_path: Path) -> None:
     caller = package(tmp_path / "caller", {"version": "0.10.0"})
     other = package(tmp_path / "other", {"version": "0.8.1"})
-    found = pipackage.find(environ(tmp_path, caller), str(other / pipackage.BRIDGE))
+    found = pipackage.find(environ(tmp_path, caller), str(other / pipackage.BRIDGE_PATH))
     assert found == PiPackage(str(caller), "0.10.0", str(caller / "extensions/orchestrator-worker.js"))
     assert found.observer_report_usage
 
@@ -39,7 +39,7 @@ def test_the_package_that_called_comes_first(tmp_path: Path) -> None:
 def test_a_directory_without_a_bridge_is_no_package(tmp_path: Path) -> None:
     """Where the script is called as a command of its own, the directory above is none of a package."""
     other = package(tmp_path / "other", {"version": "0.8.1"})
-    found = pipackage.find(environ(tmp_path, tmp_path), str(other / pipackage.BRIDGE))
+    found = pipackage.find(environ(tmp_path, tmp_path), str(other / pipackage.BRIDGE_PATH))
     assert found is not None
     assert found.directory == str(other)
 
@@ -47,7 +47,7 @@ def test_a_directory_without_a_bridge_is_no_package(tmp_path: Path) -> None:
 def test_a_configured_bridge_stands_for_its_package(tmp_path: Path) -> None:
     other = package(tmp_path / "other", {"version": "0.8.1"})
     installed = package(tmp_path / ".pi/agent/npm/node_modules/pi-tmux-orchestrator", {"version": "0.10.0"})
-    assert pipackage.find(environ(tmp_path), str(other / pipackage.BRIDGE)) == PiPackage(
+    assert pipackage.find(environ(tmp_path), str(other / pipackage.BRIDGE_PATH)) == PiPackage(
         str(other), "0.8.1", str(other / "extensions/orchestrator-worker.js")
     )
     found = pipackage.find(environ(tmp_path))

@@ -144,7 +144,15 @@ def test_of_whom_it_is_that_something_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freezer", "paused"), [("running", False), ("freezing", True), ("frozen", True), ("thawing", False), (None, False)]
+    ("freezer", "paused"),
+    [
+        ("running", False),
+        ("freezing", False),
+        ("frozen", True),
+        ("frozen-by-parent", False),
+        ("thawing", False),
+        (None, False),
+    ],
 )
 def test_one_that_is_paused(where: str, freezer: str | None, paused: bool) -> None:
     stage = Stage()

@@ -20,8 +20,8 @@ HARNESSES: Final = frozenset({PI, COMMAND, EXTERNAL})
 are hosted by us. An `external` worker is started by somebody else."""
 
 PROGRAM: Final = "pi"
-BRIDGE: Final = "pi-bridge"
-PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {PI: (PROGRAM, BRIDGE), COMMAND: (), EXTERNAL: ()}
+PI_BRIDGE: Final = "pi-bridge"
+PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {PI: (PROGRAM, PI_BRIDGE), COMMAND: (), EXTERNAL: ()}
 """What a harness needs, by the names in `runtime.RunPlace.programs`: Pi itself, and its module `BRIDGE_FILE`."""
 
 BRIDGE_FILE: Final = "orchestrator-worker.js"

@@ -18,7 +18,9 @@ from agent_intercom.orchestration.errors import Refusal
 
 NAME: Final = "pi-tmux-orchestrator"
 PACKAGE_ENVIRONMENT: Final = "AGENT_INTERCOM_PI_PACKAGE"
-BRIDGE: Final = path.join("extensions", "orchestrator-worker.js")
+BRIDGE_PATH: Final = path.join("extensions", "orchestrator-worker.js")
+"""Where the worker bridge is in the package."""
+
 USAGE_SINCE: Final = (0, 9)
 """The version whose observers know `usage` in a report."""
 
@@ -42,12 +44,13 @@ class PiPackage(NamedTuple):
 
 def find(environ: Mapping[str, str], bridge: str = "") -> PiPackage | None:
     """The package to use, or None where there is none. `bridge` is the path of the worker bridge that is configured."""
-    candidates = [(caller, path.join(caller, BRIDGE)) for caller in _absolute(environ.get(PACKAGE_ENVIRONMENT, ""))]
+    callers = _absolute(environ.get(PACKAGE_ENVIRONMENT, ""))
+    candidates = [(caller, path.join(caller, BRIDGE_PATH)) for caller in callers]
     if bridge:
         # Where it is gone, another in its place would be a surprise.
         candidates += [(path.dirname(path.dirname(module)), module) for module in _absolute(bridge)]
     else:
-        candidates += [(place, path.join(place, BRIDGE)) for place in _installed(environ)]
+        candidates += [(place, path.join(place, BRIDGE_PATH)) for place in _installed(environ)]
     for directory, module in candidates:
         if path.isfile(module):
             return PiPackage(directory, _version(path.join(directory, "package.json")), module)

@@ -19,7 +19,7 @@ from agent_intercom.workers.contract import STATE_ENVIRONMENT, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Confinement
 
-BRIDGE: Final = "orchestrate-bridge"
+BRIDGE_PROGRAM: Final = "orchestrate-bridge"
 """The bridge of the harness `command`, beside the other launchers of an installation."""
 
 SKILLS_ENVIRONMENT: Final = "AGENT_INTERCOM_SKILLS"
@@ -69,7 +69,7 @@ def _command(record: RoleRecord, worker: WorkerPlace, library: str, role: str) -
         raise WorkerError(Code.START_FAILED, "the run does not say what runs in this role", role)
     state, skills = record.session_dir, [skill.path for skill in record.skills or ()]
     variables = {STATE_ENVIRONMENT: state} | ({SKILLS_ENVIRONMENT: pathsep.join(skills)} if skills else {})
-    return Driven([path.join(library, BRIDGE), "--", *worker.command], variables, [state], False)
+    return Driven([path.join(library, BRIDGE_PROGRAM), "--", *worker.command], variables, [state], False)
 
 
 def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:
@@ -78,7 +78,7 @@ def _pi(run: Run, role: str, record: RoleRecord, place: RunPlace) -> Driven:
             raise WorkerError(Code.START_FAILED, f"the run does not say where {name} is", "programs")
     arguments = harness.arguments(
         program=place.programs[harness.PROGRAM],
-        bridge=place.programs[harness.BRIDGE],
+        bridge=place.programs[harness.PI_BRIDGE],
         role=role,
         project=run.manifest.project,
         coord=run.path,

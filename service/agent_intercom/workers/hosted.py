@@ -15,7 +15,7 @@ from agent_intercom.workers import contract, places
 from agent_intercom.workers.client import Client, socket_path
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
-from agent_intercom.workers.harness import BRIDGE
+from agent_intercom.workers.harness import BRIDGE_PROGRAM
 
 START_TIMEOUT: Final = 20.0
 """Seconds for a worker to be started, which takes less than one."""
@@ -23,12 +23,12 @@ START_TIMEOUT: Final = 20.0
 STOP_TIMEOUT: Final = 20.0
 """Seconds for a worker to be gone: after five it is killed."""
 
-PROGRAMS: Final = ("orchestrate-launcher", BRIDGE)
+PROGRAMS: Final = ("orchestrate-launcher", BRIDGE_PROGRAM)
 """What the worker service starts, beside its own program."""
 
 _UP: Final = frozenset({"active", "activating", "reloading"})
-_MOVES: Final = frozenset({"running", "thawing"})
-"""What systemd calls FreezerState, of a unit that is not paused."""
+_FROZEN: Final = "frozen"
+"""What systemd calls FreezerState, of a unit that is paused. One whose slice is frozen is not."""
 
 
 class WorkerUnit(NamedTuple):
@@ -37,7 +37,7 @@ class WorkerUnit(NamedTuple):
     `active`, `sub` and `result` are what systemd calls ActiveState, SubState and Result; of one that is gone, `result`
     says how its command ended (`success`, `exit-code`, `signal`), as far as `exit` tells. `pid` is that of the first
     process in it, 0 where it has ended. `enforced` has the words for what the kernel refuses it. `paused`: it runs, and
-    stands still until somebody resumes it.
+    its unit is frozen until somebody resumes it.
     """
 
     role: str
@@ -83,7 +83,7 @@ def start_role(client: Client, unit: str, role: str, generation: int, timeout: f
 
 
 def stop_role(client: Client, unit: str, role: str, timeout: float = STOP_TIMEOUT) -> None:
-    """Have every worker of a role ended, in seconds at most; when this returns, no process of theirs is left."""
+    """Have every worker of a role ended, in seconds at most; when this returns, nobody is left in their units."""
     with _of_role(role, "stop"):
         client.request("stop_role", {"run": unit, "role": role}, timeout=timeout)
 
@@ -122,7 +122,7 @@ def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
                 "",
                 worker.enforced,
                 ended,
-                active in _UP and scope is not None and scope.get("FreezerState", "running") not in _MOVES,
+                active in _UP and scope is not None and scope.get("FreezerState") == _FROZEN,
             )
         )
     return [worker for worker in found if worker.up or worker == _last(found, worker.role)]

@@ -412,4 +412,4 @@ def _programs(made: Plan, given: Mapping[str, str], package: pipackage.PiPackage
             hint = "Correct [harness.pi] bridge there, or take it out."
             text += f": orchestrate.toml names {made.pi_bridge}"
         raise CommandFailure("missing_prerequisite", text, hint)
-    return {harness.PROGRAM: program, harness.BRIDGE: package.bridge}
+    return {harness.PROGRAM: program, harness.PI_BRIDGE: package.bridge}

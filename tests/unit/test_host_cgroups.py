@@ -59,12 +59,23 @@ def test_a_group_that_is_not_there_has_nobody(make: Make, name: str) -> None:
     assert cgroups.directory(name) is None
     assert cgroups.members(name) == []
     assert not cgroups.populated(name)
+    assert not cgroups.frozen(name)
     assert cgroups.wait_empty(name, 0)
     assert asyncio.run(cgroups.emptied(name, 10))
     assert not cgroups.kill(name)
     assert cgroups.cpu_usec(name) is None
     with Counters(name) as counters:
         assert counters.read() == Counts()
+
+
+def test_whether_all_of_a_group_stands_still(make: Make) -> None:
+    events = make() / cgroups.EVENTS_NAME
+    assert not cgroups.frozen(GROUP)
+    events.write_text("populated 1\nfrozen 1\n")
+    assert cgroups.frozen(GROUP)
+    # A kernel before 5.2 freezes none.
+    events.write_text("populated 1\n")
+    assert not cgroups.frozen(GROUP)
 
 
 def test_members_are_also_those_below(make: Make) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_intercom.host import inotify
+from agent_intercom.host import cgroups, inotify
 from agent_intercom.orchestration import reader, rows, runs
 from agent_intercom.orchestration.manifest import Manifest, RoleRecord
 from agent_intercom.orchestration.store import Store
@@ -300,7 +301,8 @@ def test_that_a_worker_is_paused_is_told_by_its_control_group(
     group.mkdir()
     events = group / "cgroup.events"
     events.write_text("populated 1\nfrozen 0\n")
-    monkeypatch.setattr(pauses, "directories", lambda runtime_dir, unit: {"probe": str(group)} if unit == "a1" else {})
+    monkeypatch.setattr(pauses, "groups", lambda runtime_dir, unit: {"probe": "/group"} if unit == "a1" else {})
+    monkeypatch.setattr(cgroups, "directory", lambda name: str(group) if group.exists() else None)
     source = RunSource(entry(directory)._replace(unit="a1"), {"XDG_RUNTIME_DIR": str(tmp_path)})
     with inotify.Inotify() as kernel:
         source.watch(kernel)
@@ -321,6 +323,23 @@ def test_that_a_worker_is_paused_is_told_by_its_control_group(
         kernel.read()
         events.write_text("frozen 0\n")
         assert any(source.heard(each) for each in kernel.read())
+
+
+def test_one_that_is_paused_is_told_where_there_are_no_more_watches(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup.events").write_text("frozen 1\n")
+    monkeypatch.setattr(pauses, "groups", lambda runtime_dir, unit: {"probe": "/group"})
+    monkeypatch.setattr(cgroups, "directory", lambda name: str(tmp_path))
+    source = RunSource(entry(directory)._replace(unit="a1"), {"XDG_RUNTIME_DIR": str(tmp_path)})
+    with inotify.Inotify() as kernel:
+        source.watch(kernel)
+
+        def full(place: str, mask: int) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(kernel, "watch", full)
+        assert source.read().paused == ["probe"]
 
 
 def test_that_the_directory_went_is_seen_while_its_files_are_open(directory: Path, store: Store) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _ROOTS: Final = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 """Where the hierarchy is, and where it is on a machine that also has version 1."""
 
+EVENTS_NAME: Final = "cgroup.events"
+"""The file of a control group that is modified when it freezes, thaws, or nobody is left in it; inotify(7) tells it."""
+
 _MEMORY: Final = "memory.events"
 
 _MARK: Final = "cgroup.controllers"
@@ -63,6 +66,12 @@ def populated(cgroup: str) -> bool:
     """Whether anybody is in a control group or below it, a process that nobody has waited for not included."""
     with _Events(cgroup) as events:
         return events.populated()
+
+
+def frozen(cgroup: str) -> bool:
+    """Whether all of a control group stands still, be it that one above it is frozen; not where it is gone."""
+    with _Events(cgroup) as events:
+        return events.frozen()
 
 
 def wait_empty(cgroup: str, timeout: float) -> bool:
@@ -220,15 +229,23 @@ class _Events:
         self._fd = -1
         if found is not None:
             with _reading():
-                self._fd = os.open(f"{found}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = os.open(f"{found}/{EVENTS_NAME}", os.O_RDONLY | os.O_CLOEXEC)
 
     def populated(self) -> bool:
-        if self._fd < 0:
-            return False
-        somebody = False
-        with _reading():
-            somebody = _flat(os.pread(self._fd, 4096, 0).decode()).get("populated") != 0
-        return somebody
+        found = self._read()
+        return found is not None and found.get("populated") != 0
+
+    def frozen(self) -> bool:
+        found = self._read()
+        return found is not None and found.get("frozen") == 1
+
+    def _read(self) -> dict[str, int] | None:
+        """What it says; None where the control group is gone."""
+        found = None
+        if self._fd >= 0:
+            with _reading():
+                found = _flat(os.pread(self._fd, 4096, 0).decode())
+        return found
 
     def wait(self, seconds: float) -> None:
         poll = select.poll()
@@ -262,7 +279,7 @@ def _reading() -> Iterator[None]:
     except OSError as error:
         if error.errno in _GONE:
             return
-        raise HostError("cgroup_unreadable", "who is in the control group cannot be seen", "cgroup.events") from error
+        raise HostError("cgroup_unreadable", "how the control group is cannot be seen", EVENTS_NAME) from error
 
 
 def _flat(text: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NamedTuple
 
-from agent_intercom.host import inotify
+from agent_intercom.host import cgroups, inotify
 from agent_intercom.orchestration import contract, harness, manifest, reader, rows, runs, runtime, snapshot
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import CONTROL, Facts, Life, Model, Snapshot
@@ -101,7 +101,7 @@ class RunSource:
             return True
         place = self._places.get(event.watch)
         if event.watch in self._groups.values():
-            return event.name == pauses.EVENTS_NAME
+            return event.name == cgroups.EVENTS_NAME
         if place == path.dirname(self.entry.directory):
             return event.name == path.basename(self.entry.directory)
         if place != self.entry.directory:
@@ -147,11 +147,13 @@ class RunSource:
         """The roles whose worker is paused; from now on the kernel tells when that changes."""
         if self.entry.unit is None:
             return []
-        groups = pauses.directories(runtime.runtime_dir(self._environ), self.entry.unit)
+        groups = pauses.groups(runtime.runtime_dir(self._environ), self.entry.unit)
         for group in groups.values():
-            if self._kernel is not None and group not in self._groups:
-                with contextlib.suppress(FileNotFoundError):
-                    self._groups[group] = self._kernel.watch(group, inotify.MODIFY)
+            place = cgroups.directory(group)
+            if self._kernel is not None and place is not None and group not in self._groups:
+                # One that goes just now; or there are no more watches, and it is only seen at the next reason to read.
+                with contextlib.suppress(OSError):
+                    self._groups[group] = self._kernel.watch(place, inotify.MODIFY)
         # Looked at afterwards: what happens now is told.
         return [role for role, group in groups.items() if pauses.frozen(group)]
 

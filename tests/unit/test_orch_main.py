@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,27 @@ def test_help_that_cannot_be_printed_is_one_line(module: str, words: list[str]) 
             [sys.executable, "-m", module, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "done"),
+    [
+        (answer.Answer({}, ["started"]), True),
+        (answer.Answer({"long": "x" * 100_000}, ["x" * 100_000]), True),
+        (answer.Answer({}, ["stopped in part"], error=("stop_failed", "one is left")), False),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_that_a_command_was_carried_out_is_said_where_its_answer_cannot_be_printed(
+    home: Home, given: answer.Answer, done: bool, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_intercom.cli.orchestrate.looking.list_runs", lambda options: given)
+    said = StringIO()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", said)
+        assert main.main(["list", *(["--json"] if as_json else [])]) == 1
+    assert ("No space left on device; the command was carried out all the same\n" in said.getvalue()) is done
 
 
 @pytest.mark.parametrize("name", ["orchestrate", "pi-tmux-agents"])

@@ -15,7 +15,7 @@ from agent_intercom.cli.signals import Ended, raising
 def status_of(program: str, command: Callable[[], int], unwritable: int) -> int:
     """Run `command`; its exit status, once everything that it printed has left.
 
-    `unwritable` is the status where standard output takes nothing.
+    `unwritable` is the status where standard output takes nothing; that a command was carried out is said then.
     """
     try:
         with raising():
@@ -31,7 +31,9 @@ def status_of(program: str, command: Callable[[], int], unwritable: int) -> int:
         return BROKEN_PIPE
     except OSError as error:
         output.silence()
-        output.complain(f"standard output cannot be written: {os.strerror(error.errno or 0)}", program=program)
+        done = "; the command was carried out all the same" if isinstance(error, output.Untold) else ""
+        text = f"standard output cannot be written: {os.strerror(error.errno or 0)}{done}"
+        output.complain(text, program=program)
         return unwritable
     except Ended as error:
         return SIGNALLED + error.number

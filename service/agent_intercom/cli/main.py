@@ -80,9 +80,11 @@ def _dashed(arguments: list[str]) -> bool:
 
 def _translated(command: Command, options: argparse.Namespace) -> int:
     """Run `command`; the client's errors become the command line's."""
+    from agent_intercom.cli import output
+
     try:
         return command(options)
-    except BrokenPipeError:
+    except (BrokenPipeError, output.Untold):
         raise
     except ModuleNotFoundError as error:
         from agent_intercom.cli.dependencies import missing_module

@@ -3,12 +3,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agent_intercom.cli.exits import JsonObject
+
+
+class Untold(OSError):
+    """A command was carried out, and standard output does not take its answer."""
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Have the answer of a command that was carried out written. Raises Untold, and BrokenPipeError."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Untold(*error.args) from error
 
 
 def prepare() -> set[str]:
@@ -70,12 +87,12 @@ def complain(text: str, hint: str = "", program: str = "intercom") -> None:
 
 
 def finish(as_json: bool, result: JsonObject, lines: Iterable[str]) -> None:
-    """Print a result, as JSON or as `lines`."""
-    if as_json:
-        emit(json_line(result))
-        return
-    for line in lines:
-        print(line)
+    """Print the result of a command that was carried out, as JSON or as `lines`. Raises as `telling`."""
+    # Lines may be made as they are asked for; what goes wrong then is not the printing.
+    said = [json_line(result)] if as_json else list(lines)
+    with telling():
+        for line in said:
+            print(line)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -203,14 +203,13 @@ def _whoami_lines(result: JsonObject) -> Iterator[str]:
 
 
 def _report(as_json: bool, code: int, result: JsonObject) -> int:
+    if code == OK:
+        replied = result["state"] == "replied"
+        line = output.block(result["reply"]["text"], "") if replied else f"delivered ({result['messageId']})"
+        output.finish(as_json, result, [line])
+        return code
     if as_json:
         output.emit(output.json_line(result))
-        return code
-    if code == OK:
-        if result["state"] == "replied":
-            print(output.block(result["reply"]["text"], ""))
-        else:
-            print(f"delivered ({result['messageId']})")
         return code
     error = result["error"]
     words = {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,15 +73,17 @@ def _run(program: str, arguments: list[str]) -> int:
         return failure.status
     if isinstance(answer, int):
         return answer
-    if as_json:
-        _print_envelope(words, answer.data, answer.error)
-    else:
-        for line in answer.lines:
-            print(line)
-        if answer.error is not None:
-            output.complain(answer.error[1], program=program)
+    # What failed was not carried out.
+    with output.telling() if answer.error is None else contextlib.nullcontext():
+        if as_json:
+            _print_envelope(words, answer.data, answer.error)
+        else:
+            for line in answer.lines:
+                print(line)
     if answer.error is None:
         return OK
+    if not as_json:
+        output.complain(answer.error[1], program=program)
     return exit_of(answer.error[0]) if answer.status is None else answer.status
 
 

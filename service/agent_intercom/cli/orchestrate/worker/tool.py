@@ -9,6 +9,7 @@ for a model to read, `details` for programs. Clients whose schemas are strict fi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -47,7 +48,8 @@ def _run(words: list[str]) -> int:
         output.complain("it takes one JSON object on standard input", f"See `{PROGRAM} --help`.", PROGRAM)
         return 2
     answer = answered(sys.stdin.buffer.read(MAX_INPUT + 1) if sys.stdin is not None else b"", os.environ)
-    output.emit(output.json_line(answer))
+    with output.telling() if answer["ok"] else contextlib.nullcontext():
+        output.emit(output.json_line(answer))
     return 0 if answer["ok"] else 1
 
 

@@ -95,7 +95,7 @@ def with_a_manager(demo: Any) -> str:
     assert "made systemd start the broker: active, process" in said
     assert "$ orchestrate start --project" in said
     assert re.search(r"\$ orchestrate stop demo-team-[0-9a-f]{8} --yes", said)
-    assert "stopped, and no process of it is left" in said
+    assert "stopped, and nobody is left in its slice" in said
     assert "--harness implementer=command" in said and "Worker started" in said
     units, files = leftovers(demo)
     assert not [line for line in units.splitlines() if not line.startswith("orchestrate-workers.")]

@@ -2,8 +2,8 @@
 """The start protocol (managed-workers spec, section 9.3): nothing private leaves before a process is where it belongs.
 
 The row is there already. A launcher is forked that knows nothing and waits at its gate; systemd puts it into a scope
-unit; that is verified and written down; only then is it told what to become. Whatever fails leaves no unit, no process
-and no file, and a service that is killed at any step leaves either that or a worker that the next one finds.
+unit; that is verified and written down; only then is it told what to become. Whatever fails leaves no unit, nobody in
+one and no file, and a service that is killed at any step leaves either that or a worker that the next one finds.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ async def begin(
 
     `write_down` is called when the process is placed and verified, before it is told anything, and `watch` at the end,
     which has the launcher from then on; what they raise ends the start. Raises WorkerError `manager_unreachable`,
-    `start_failed`, and what the launcher tells. Nothing of it is left then but `order.place` and the scratch directory,
-    see `forget`; NotTakenBack where that is not sure.
+    `start_failed`, and what the launcher tells. Its unit is gone then, and nobody is in it; left are `order.place` and
+    the scratch directory, see `forget`. NotTakenBack where that is not sure.
     """
     scopes = await managers.scopes()
     gated = await spawn(program)
@@ -184,9 +184,10 @@ async def _made(managers: Managers, scopes: Connection, unit: str, pid: int, wan
 
 
 async def _take_back(scopes: Connection, unit: str, cgroup: str, gated: Gated) -> bool:
-    """End all of a start that failed; whether nobody is left. What was placed nowhere has begun nothing and is alone.
+    """End all of a start that failed; whether nobody is left in its unit.
 
-    A job whose end is unknown may have been done: the unit is stopped anyhow.
+    What was placed nowhere has begun nothing and is alone. A job whose end is unknown may have been done: the
+    unit is stopped anyhow.
     """
     await gated.ended()
     with contextlib.suppress(ManagerError):

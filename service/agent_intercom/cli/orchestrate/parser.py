@@ -266,7 +266,7 @@ def _steering(adding: Adding) -> None:
         _command_id(sub)
         _yes(sub, "really hand it over again")
     with adding.command(
-        "stop", _lazy("stopping", "stop"), "end a run and every process of it", "stop demo --yes"
+        "stop", _lazy("stopping", "stop"), "end a run and all that runs in its slice", "stop demo --yes"
     ) as sub:
         _session(sub)
         _run(sub)

@@ -29,7 +29,7 @@ class _Target(NamedTuple):
 
 
 def stop(options: argparse.Namespace) -> Answer:
-    """`stop`: end broker, socket and workers of a run, and see that nothing of it is left."""
+    """`stop`: end broker, socket and workers of a run, and see that nobody is left in its slice."""
     target = _target(options.session, options.run)
     if options.session is None:
         targets.check_here(target.session, target.project, f"{options.program} stop {target.session} --yes")
@@ -50,7 +50,7 @@ def stop(options: argparse.Namespace) -> Answer:
         "registry_finalization": {"failed_roles": []},
     }
     lines = [
-        f"{output.printable(target.session)}: stopped, and no process of it is left",
+        f"{output.printable(target.session)}: stopped, and nobody is left in its slice",
         f"Retained: {output.printable(target.directory)} (`{options.program} prune` removes what is old)",
     ]
     return Answer(data, lines)
@@ -63,7 +63,7 @@ def _stopped(target: _Target, program: str) -> _Target:
         # Whoever had the lock may have ended it.
         target = _target(target.session, path.basename(target.directory))
         if not target.listens and not hosting.lingers(manager, target.unit):
-            raise Refusal(runs.NOT_LIVE, "the run does not live any more, and nothing of it is left", "session")
+            raise Refusal(runs.NOT_LIVE, "the run does not live any more, and nobody is left in its slice", "session")
         with undisturbed():
             _end(manager, target, runtime_dir, program)
     return target

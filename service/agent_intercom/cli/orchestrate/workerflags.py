@@ -168,10 +168,11 @@ def _changing(adding: Adding, lazy: Lazy) -> None:
     def one(name: str, summary: str, more: str = "") -> AbstractContextManager[Parser]:
         return adding.command(name, lazy("worker.changing", name), summary, f"worker {name} review{more}")
 
-    with one("stop", "end a worker and every process of it", more=" --yes") as sub:
+    with one("stop", "end a worker and all that runs in its scope unit", more=" --yes") as sub:
         sub.description = (
-            "End a worker, every process of it, and every worker that it has started. What it was started with goes\n"
-            "too: `worker restart` does both in one, and one that was stopped is started anew with `worker start`."
+            "End a worker, all that runs in its scope unit, and every worker that it has started; what has left the\n"
+            "unit before is not found. What it was started with goes too: `worker restart` does both in one, and one\n"
+            "that was stopped is started anew with `worker start`."
         )
         _worker(sub)
         _yes(sub, "really end it")
@@ -189,7 +190,7 @@ def _changing(adding: Adding, lazy: Lazy) -> None:
     for name, summary in (
         ("adopt", "make a worker of another yours"),
         ("release", "give up a worker, which goes on and can be adopted"),
-        ("pause", "freeze a worker and every process of it"),
+        ("pause", "freeze a worker and all that runs in its scope unit"),
         ("resume", "let a frozen worker go on"),
     ):
         with one(name, summary) as sub:

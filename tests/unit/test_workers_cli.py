@@ -388,11 +388,12 @@ def test_forget_without_yes_only_tells(home: Home, service: Service, monkeypatch
 def test_forget_without_yes_only_tells_inside_a_worker_too(
     home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the service wants no acknowledgement."""
+    """There the service wants no acknowledgement, but for one that is denied."""
     monkeypatch.setenv("AGENT_INTERCOM_WORKER_ID", ID)
     service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
+    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed; acknowledge that")
     assert "would be forgotten" in home.call("worker", "forget", "review").out
-    assert {each["action"] for each in service.asked} == {"status"}
+    assert service.params("forget") == {"worker": ID, "acknowledge": False}
 
 
 def test_forget(home: Home, service: Service) -> None:

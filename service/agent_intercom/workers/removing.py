@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class Forget(msgspec.Struct, forbid_unknown_fields=True):
     worker: str
-    acknowledge: bool = False
+    acknowledge: bool | None = None
 
 
 class Prune(msgspec.Struct, forbid_unknown_fields=True):
@@ -167,7 +167,7 @@ async def left_behind(service: Service, unknown: Collection[Stray] | None) -> li
     there = await asyncio.to_thread(places.leftovers, service.state_dir, ())
     if not there or unknown is None:
         return []
-    used = {worker.incarnation for worker in service.registry.live()} | set(service.running)
+    used = service.registry.in_use() | set(service.running)
     used |= {stray.incarnation for stray in unknown}
     kept = {places.scratch_of(service.state_dir, incarnation) for incarnation in used}
     return [directory for directory in there if directory not in kept]

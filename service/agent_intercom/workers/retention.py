@@ -32,16 +32,17 @@ def kept_until(worker: Worker, lifetimes: Lifetimes) -> int | None:
 class Retention(Ownership, Facts):
     """The part of the registry that forgets."""
 
-    def forget(self, caller: Caller, reference: str, acknowledge: bool, now: int) -> list[Worker]:
+    def forget(self, caller: Caller, reference: str, acknowledge: bool | None, now: int) -> list[Worker]:
         """Claim a worker that has ended, and its subtree, for deletion, deepest first; delete files, then `forgotten`.
 
-        Codes as of `find`, and worker_live, not_owner, acknowledge_required (of a caller outside every worker).
+        Codes as of `find`, and worker_live, not_owner, acknowledge_required: where it is False, and of a caller outside
+        every worker where nothing is said (None).
         """
         worker = self._owned(caller, reference)
         claimed = [*self._descendants(worker), worker]
         if any(map(lifecycle.alive, claimed)):
             raise WorkerError(Code.LIVE, "the worker, or one below it, has not ended; stop it first", "worker")
-        if caller.worker is None and not acknowledge:
+        if not acknowledge and (caller.worker is None or acknowledge is not None):
             raise WorkerError(Code.ACKNOWLEDGE, _hesitation(claimed), "acknowledge")
         return self._claim(claimed)
 

@@ -62,6 +62,15 @@ class Table:
             filter(lifecycle.alive, self._rows.values()), key=lambda worker: (worker.depth, worker.created_at)
         )
 
+    def in_use(self) -> set[str]:
+        """The incarnations that live or are above one that does, which may write in what is theirs."""
+        used = set()
+        for worker in self.live():
+            for row in (worker, *self._ancestors(worker)):
+                # Whoever is above may have been restarted since, or be forgotten.
+                used.update({row.incarnation, row.parent or row.incarnation})
+        return used
+
     def fenced(self) -> list[Worker]:
         """The workers that are to be ended and have not, deepest first: to be stopped again after a restart of ours."""
         return _deepest_first(filter(lifecycle.fenced, self._rows.values()))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, C
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.worker.looking import nobody, now
 from agent_intercom.cli.orchestrate.workerflags import exit_of
-from agent_intercom.workers.contract import TERMINAL, WORKER_ENVIRONMENT, Code
+from agent_intercom.workers.contract import TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
 
 
@@ -32,14 +31,13 @@ def forgettable(service: calling.Asking, worker: str) -> tuple[JsonObject, str]:
     """What a `forget` would remove, and what there is to think about. Raises WorkerError where it would be refused."""
     why = "its record and private files are deleted"
     found = prunable(service, worker, False)
-    # Of a worker, the service wants no acknowledgement: asking it would be doing it.
-    if WORKER_ENVIRONMENT not in os.environ:
-        try:
-            service.request("forget", {"worker": found[0]["id"], "acknowledge": False})
-        except WorkerError as error:
-            if error.code != Code.ACKNOWLEDGE:
-                raise
-            why = error.text.removesuffix("; acknowledge that")
+    # An acknowledgement that is denied is refused, whoever asks: leaving it out would do it for a worker.
+    try:
+        service.request("forget", {"worker": found[0]["id"], "acknowledge": False})
+    except WorkerError as error:
+        if error.code != Code.ACKNOWLEDGE:
+            raise
+        why = error.text.removesuffix("; acknowledge that")
     return {"dry_run": True, "candidates": found, "forgotten": []}, why
 
 

@@ -130,13 +130,20 @@ def test_what_is_frozen_takes_its_signal_when_it_is_stopped(host: WorkerHost, as
     assert ask("stop", worker="held")["worker"]["ended"]["exit_signal"] == signal.SIGTERM
 
 
-def test_a_paused_worker_whose_leader_ends_is_thawed(host: WorkerHost, ask: Ask) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_a_frozen_worker_whose_leader_ends_is_thawed(host: WorkerHost, ask: Ask, known: bool) -> None:
     begun = ask("start", **host.wanted("/bin/sleep", "100", name="held"))["worker"]
-    ask("pause", worker="held")
+    if known:
+        ask("pause", worker="held")
+    else:
+        frozen(host, begun, "1")
     os.kill(begun["placed"]["pid"], signal.SIGKILL)
+    # The service is not asked: it would look at the unit then.
+    remain = "ended and left processes behind"
+    until(lambda: remain in (host.directory / "errors").read_text(), "its children remain")
+    until(lambda: frozen(host, begun) == "0", "it is thawed")
     blocked = ask("wait", worker="held", until="blocked", timeout_ms=20_000)["worker"]
     assert blocked["state_reason"] == "children_remain" and blocked["paused_at"] is None
-    until(lambda: frozen(host, begun) == "0", "it is thawed")
     ask("stop", worker="held")
     assert host.group.members() == []
 

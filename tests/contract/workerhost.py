@@ -154,6 +154,8 @@ class StandIn:
         return await self._freeze(unit, "0")
 
     async def _freeze(self, unit: str, how: str) -> bool:
+        if not (self._root / unit).exists():
+            return False
         if not (self._memory / "no-freezer").exists():
             (self._root / unit / "cgroup.freeze").write_text(how)
         return True

@@ -27,6 +27,7 @@ from agent_intercom.workers import (
     reattach,
     strays,
 )
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code, Lifetimes, Limits, Outcome
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers
@@ -36,8 +37,8 @@ from agent_intercom.workers.records import Ending, Grant, Worker
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.service import Running, Service
 from agent_intercom.workers.spec import Confinement, Launch
-from agent_intercom.workers.terms import Caller, Changes
-from tests.unit.workerstage import PLACED, refused
+from agent_intercom.workers.terms import Caller, Changes, Wanted
+from tests.unit.workerstage import PLACED, WIDE, refused
 
 SCOPE = "scope-0123456789abcdef"
 PERSON = Caller(SCOPE)
@@ -451,6 +452,55 @@ def test_what_could_not_be_removed_is_told_and_tried_again(
         done = await stage.ask("cleanup", execute=True)
         assert (done["left"], done["errors"]) == (0, 0)
         assert [os.path.exists(each) for each in (live, left, strays_own)] == [True, False, True]
+
+    run(body)
+
+
+def test_what_is_above_a_worker_that_lives_keeps_its_scratch_directory(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        top = await stage.start(name="top", grant=WIDE)
+        inside = stage.actions.inside(top["incarnation"])
+        child = await stage.start(inside, name="child", grant=Grant(children=1, descendants=1))
+        below = await stage.start(stage.actions.inside(child["incarnation"]), name="below")
+        directories = [places.scratch_of(str(stage.state), each["incarnation"]) for each in (top, child, below)]
+        for directory in (*directories, left := places.scratch_of(str(stage.state), "0" * 12)):
+            places.make_scratch(directory)
+        for above in (top, child):
+            stage.registry.lost(above["incarnation"], now_ms())
+        told: list[tuple[str, object]] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(places, "remove", lambda directory: directory != left)
+            patch.setattr(stage.journal, "emit", lambda event, **fields: told.append((event.name, fields["worker"])))
+            await reattach.sweep(stage.service)
+        assert told == [("WORKER_FILES_LEFT", "0" * 12)]
+        await reattach.sweep(stage.service)
+        assert not os.path.exists(left)
+        await stage.ask("cleanup", execute=True)
+        assert all(map(os.path.exists, directories))
+
+    run(body)
+
+
+def test_what_is_started_while_leftovers_are_removed_keeps_what_it_has(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        made: list[str] = []
+
+        def leftovers(state_dir: str, keep: object) -> list[str]:
+            worker = stage.registry.start(PERSON, Wanted(driver="command"), 1).worker
+            made.extend(
+                (places.scratch_of(state_dir, worker.incarnation), places.of_worker(str(stage.runtime), worker.id))
+            )
+            places.make_scratch(made[0])
+            places.make(made[1])
+            return made[:1]
+
+        monkeypatch.setattr(places, "leftovers", leftovers)
+        await reattach.sweep(stage.service)
+        assert all(map(os.path.exists, made))
 
     run(body)
 

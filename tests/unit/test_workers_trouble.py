@@ -15,6 +15,7 @@ import pytest
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Journal
+from agent_intercom.host.manager import ManagerError, ManagerRefused, ManagerUnreachable
 from agent_intercom.host.scopes import Started
 from agent_intercom.workers import actions, ending, pausing, provisioning, reattach, service
 from agent_intercom.workers.clock import STEP_MS, Clock, now_ms
@@ -28,6 +29,7 @@ from agent_intercom.workers.timers import Timers
 from agent_intercom.workers.watching import Watch
 from tests.unit.test_workers_service import PERSON, Run, Scopes, Stage, staged
 from tests.unit.workerstage import PLACED, refused
+from tests.unit.workerstage import ending as exited
 
 UNREADABLE = HostError("cgroup_unreadable", "no", "x")
 UNIT = "worker-0123456789ab.scope"
@@ -190,6 +192,30 @@ def test_a_pause_that_comes_after_a_stop_is_refused(run: Run) -> None:
     run(body)
 
 
+class Seen:
+    """A watch of a worker that has exited."""
+
+    def __init__(self, left: bool) -> None:
+        self.left = left
+
+    def ending(self, *_: object) -> Any:
+        return exited()
+
+
+def of_run(stage: Stage, role: str) -> Worker:
+    wanted = Wanted(driver="pi", role=role, run="abc", generation=1)
+    worker = stage.registry.start(Caller(), wanted, now_ms()).worker
+    stage.registry.placed(worker.incarnation, PLACED, now_ms())
+    stage.registry.released(worker.incarnation, now_ms())
+    return worker
+
+
+def seen(stage: Stage, incarnation: str, *, left: bool = False, tree: str = "") -> Running:
+    running = Running(Seen(left), "", "", tree, asyncio.Event(), [])  # type: ignore[arg-type]
+    stage.service.running[incarnation] = running
+    return running
+
+
 def test_workers_of_a_run_that_is_over_are_all_ended(
     run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,24 +224,10 @@ def test_workers_of_a_run_that_is_over_are_all_ended(
 
     monkeypatch.setattr(service.Service, "_run_ended", over)
 
-    class Seen:
-        left = False
-
-        def ending(self, *_: object) -> Any:
-            from tests.unit.workerstage import ending as how
-
-            return how()
-
     async def body(stage: Stage) -> None:
-        workers = {}
-        for role in ("reviewer", "implementer"):
-            wanted = Wanted(driver="pi", role=role, run="abc", generation=1)
-            worker = stage.registry.start(Caller(), wanted, now_ms()).worker
-            stage.registry.placed(worker.incarnation, PLACED, now_ms())
-            stage.registry.released(worker.incarnation, now_ms())
-            workers[role] = worker
+        workers = {role: of_run(stage, role) for role in ("reviewer", "implementer")}
         first = workers["reviewer"].incarnation
-        stage.service.running[first] = Running(Seen(), "", "", "", asyncio.Event(), [])  # type: ignore[arg-type]
+        seen(stage, first)
         await stage.service._gone(first)
         while stage.service.busy:
             await asyncio.sleep(0)
@@ -250,7 +262,161 @@ def test_a_worker_is_proved_once_and_not_while_it_is_being_stopped(
     run(body)
 
 
+@pytest.mark.parametrize("fault", [True, False])
+def test_what_is_asked_of_a_worker_while_its_run_is_looked_at_counts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, fault: bool
+) -> None:
+    told: list[dict[str, object]] = []
+
+    async def body(stage: Stage) -> None:
+        worker = of_run(stage, "reviewer")
+
+        async def over(_: object, run: str) -> bool:
+            stage.registry.stop_role(Caller(), run, None, now_ms())
+            if fault:
+                raise RuntimeError
+            return False
+
+        monkeypatch.setattr(service.Service, "_run_ended", over)
+        monkeypatch.setattr(stage.journal, "emit", lambda event, **fields: told.append({"event": event.name, **fields}))
+        running = seen(stage, worker.incarnation, left=True)
+        await stage.service._gone(worker.incarnation)
+        assert running.done.is_set() and not stage.registry.live()
+        assert [each["event"] for each in told] == ["INTERNAL_ERROR"] * fault + ["WORKER_ENDED"]
+        assert (told[-1]["reason"], told[-1]["code"]) == ("run-ended", "left_unit")
+
+    run(body)
+
+
+def test_what_git_says_last_counts_and_who_is_watched_meanwhile_is_waited_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        first, other = await stage.start(name="first"), await stage.start(name="other")
+        answers, running = [True, False], seen(stage, first["incarnation"], tree="/tree")
+
+        async def dirty(_: str) -> bool:
+            return answers.pop(0)
+
+        async def end(_: object, unit: str, cgroup: str) -> None:
+            if answers:
+                raise WorkerError(Code.STOP_FAILED, "it does not end")
+            if unit == other["unit"]:
+                # As where an earlier service's worker is found again just now.
+                seen(stage, other["incarnation"])
+                stage.service.spawn(stage.service._gone(other["incarnation"]))
+            else:
+                await stage.service._gone(first["incarnation"])
+
+        monkeypatch.setattr(ending, "dirty", dirty)
+        monkeypatch.setattr(ending, "end", end)
+        with refused(Code.STOP_FAILED):
+            await stage.ask("stop", worker="first")
+        assert (await stage.ask("stop", worker="first"))["worker"]["dirty"] is False is running.dirty[0]
+        assert (await stage.ask("stop", worker="other"))["worker"]["ended"]["outcome"] == "exited"
+
+    run(body)
+
+
+class Silent(Scopes):
+    """A manager that knows no unit, or answers with an error."""
+
+    def __init__(self, error: ManagerError | None) -> None:
+        super().__init__()
+        self.error = error
+
+    async def state(self, unit: str) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, "unproved"),
+        (ManagerRefused("org.freedesktop.DBus.Error.Failed"), "unproved"),
+        (ManagerUnreachable("gone"), "manager_unreachable"),
+    ],
+)
+def test_why_a_worker_is_unreachable_and_that_it_is_looked_at_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: ManagerError | None, reason: str
+) -> None:
+    monkeypatch.setattr(processes, "boot_id", lambda: PLACED.boot_id)
+    monkeypatch.setattr(processes, "alive", lambda _: False)
+    monkeypatch.setattr(cgroups, "populated", lambda _: True)
+    monkeypatch.setattr(reattach, "AGAIN", 0)
+
+    async def body(stage: Stage) -> None:
+        stage.scopes = Silent(error)
+        worker = await stage.start()
+        again, proved = reattach.Again(stage.service), asyncio.Event()
+        again.arm()
+        await reattach.reattach(stage.service)
+        assert (row(stage, worker).state, row(stage, worker).state_reason) == ("unreachable", reason)
+
+        async def prove(_: object, found: Worker) -> None:
+            proved.set()
+
+        monkeypatch.setattr(reattach, "_one", prove)
+        again.arm()
+        if reason == "unproved":
+            async with asyncio.timeout(20):
+                await proved.wait()
+        else:
+            # A manager that can be asked is what it waits for.
+            assert again._handle is None
+        again.close()
+
+    run(body)
+
+
+def test_a_worker_that_is_being_ended_is_not_proved_meanwhile(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.start()
+        proved = []
+
+        async def prove(_: object, found: Worker) -> None:
+            proved.append(found)
+
+        monkeypatch.setattr(reattach, "_one", prove)
+        async with stage.service.lock(worker["id"]):
+            finding = asyncio.ensure_future(reattach.reattach(stage.service))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            stage.registry.lost(worker["incarnation"], now_ms())
+        await finding
+        assert not proved
+
+    run(body)
+
+
 # Managers that come and go.
+
+
+def test_a_bus_that_was_never_there_is_looked_for_without_anybody_asking() -> None:
+    async def main() -> None:
+        tried: list[Scopes] = []
+        told = asyncio.Event()
+
+        class Coming(Scopes):
+            async def __aenter__(self) -> Scopes:
+                tried.append(self)
+                if len(tried) == 1:
+                    raise ManagerUnreachable("no bus")
+                return self
+
+        journal = Journal(path="/nonexistent")
+        managers = Managers(Coming, lambda *_: None, journal)  # type: ignore[arg-type]
+        managers.on_connect = told.set
+        with refused(Code.MANAGER_UNREACHABLE):
+            await managers.scopes()
+        async with asyncio.timeout(20):
+            await told.wait()
+        assert len(tried) == 2
+        await managers.close()
+        journal.close()
+
+    asyncio.run(main())
 
 
 def test_a_bus_that_has_gone_is_connected_to_again_without_anybody_asking() -> None:

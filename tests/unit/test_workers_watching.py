@@ -72,6 +72,23 @@ def test_how_it_ended(
     assert (found.exit_code, found.exit_signal) == told
 
 
+def test_whoever_cannot_be_followed_is_seen_to_have_gone_all_the_same(tmp_path: Path) -> None:
+    """A file is no process: it cannot be waited for."""
+
+    async def run() -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        gone = asyncio.Event()
+        leader = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+        watch = Watch(PLACED, str(tmp_path / "exit.json"), leader, lambda: None, gone.set)
+        async with asyncio.timeout(20):
+            await gone.wait()
+        await watch.closed()
+        assert [type(context["exception"]) for context in told] == [PermissionError]
+
+    asyncio.run(run())
+
+
 PLACE = places.Place(
     arguments=("/bin/true", "\udcff"), directory="/", environment={"A": "\udcfe"}, scope="s" * 16, writable=("/tmp",)
 )

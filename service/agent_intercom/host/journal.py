@@ -233,7 +233,7 @@ class Event(Enum):
         "7445d26a1ab64ada9b0912b00304fdbb",
         INFO,
         "Worker ended",
-        {"worker": WORKER, "outcome": CODE, "reason": CODE, "exit_code": INT, "exit_signal": INT},
+        {"worker": WORKER, "outcome": CODE, "reason": CODE, "exit_code": INT, "exit_signal": INT, "code": CODE},
     )
     WORKER_LOST = Definition(
         "eb2668648fee4ed5b65e897eff7369d9",

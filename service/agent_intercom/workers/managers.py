@@ -94,13 +94,13 @@ class Managers:
                 if not self._told:
                     self._told = True
                     self._journal.emit(Event.MANAGER_LOST, code=Code.MANAGER_UNREACHABLE)
+                self._begin_following(None)
                 raise unreachable(error) from error
             made.changes(self._changed)
             made.returned(self._another)
             self._current = made
             self._told = False
-            if self._following is None:
-                self._following = asyncio.get_running_loop().create_task(self._follow(made))
+            self._begin_following(made)
             self._another()
             return made
 
@@ -109,12 +109,17 @@ class Managers:
         self.lacking.clear()
         self.on_connect()
 
-    async def _follow(self, current: Connection) -> None:
+    def _begin_following(self, current: Connection | None) -> None:
+        if self._following is None:
+            self._following = asyncio.get_running_loop().create_task(self._follow(current))
+
+    async def _follow(self, current: Connection | None) -> None:
         """Connect again whenever the bus has gone: why a unit ends is told once, to whoever listens then."""
         while True:
-            await current.lost.wait()
-            pause = _FIRST_PAUSE
-            while True:
+            if current is not None:
+                await current.lost.wait()
+            current, pause = None, _FIRST_PAUSE
+            while current is None:
                 with contextlib.suppress(WorkerError):
                     current = await self.scopes()
                     break

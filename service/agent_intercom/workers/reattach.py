@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Event
+from agent_intercom.host.manager import ManagerError, ManagerUnreachable
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.workers import ending, pausing, places, strays
+from agent_intercom.workers import ending, lifecycle, pausing, places, strays
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code, State
 from agent_intercom.workers.errors import WorkerError
-from agent_intercom.workers.managers import explained
 from agent_intercom.workers.records import Placed, Worker
 from agent_intercom.workers.service import Service, forgets_place
 
@@ -34,13 +34,17 @@ PASSING: Final = 3.0
 """Seconds for a launcher whose gate has ended to go one way or the other; it takes it milliseconds."""
 
 _LOOK: Final = 0.02
-_SAME, _GONE, _OTHER, _UNKNOWN = "same", "gone", "other", "unknown"
+_SAME, _GONE, _OTHER, _UNKNOWN, _UNSEEN = "same", "gone", "other", "unknown", "unseen"
 
-_UNPROVED: Final = {_OTHER: "unit_changed", _UNKNOWN: str(Code.MANAGER_UNREACHABLE)}
-"""Why a worker is `unreachable`: its unit has been started by somebody since, or nobody can tell what it is."""
+_UNPROVED: Final = {_OTHER: "unit_changed", _UNKNOWN: str(Code.MANAGER_UNREACHABLE), _UNSEEN: "unproved"}
+"""Why a worker is `unreachable`: its unit has been started by somebody since, there is no manager to ask, or neither
+the manager nor the kernel tells whose what is there is."""
 
 _UNWATCHED: Final = "unwatched"
 """The same, for one of which no descriptor was to be had."""
+
+AGAIN: Final = 30.0
+"""Seconds after which a worker that could not be proved or watched is looked at again: nothing tells when it can be."""
 
 
 class Found(NamedTuple):
@@ -55,7 +59,7 @@ async def reattach(service: Service) -> Found:
     counts = {True: 0, False: 0}
     for worker in service.registry.live():
         _remember_scope(service, worker)
-    for found in await asyncio.gather(*(_one(service, worker) for worker in service.registry.live())):
+    for found in await asyncio.gather(*(_prove(service, worker) for worker in service.registry.live())):
         if found is not None:
             counts[found] += 1
     for worker in service.registry.ended_workers():
@@ -72,11 +76,42 @@ async def prove_again(service: Service) -> None:
             # What somebody did to it meanwhile was not told.
             await pausing.look(service, worker)
         elif worker.state == State.UNREACHABLE:
-            async with service.lock(worker.id):
-                now = service.registry.of(worker.incarnation)
-                # Somebody may have ended it, or seen it, before.
-                if now is not None and now.state == State.UNREACHABLE and now.incarnation not in service.running:
-                    await _one(service, now)
+            await _prove(service, worker)
+
+
+async def _prove(service: Service, worker: Worker) -> bool | None:
+    """As `_one`, unless somebody has ended it, or seen it, before."""
+    async with service.lock(worker.id):
+        now = service.registry.of(worker.incarnation)
+        if now is None or now.state != worker.state or now.incarnation in service.running:
+            return None
+        return await _one(service, now)
+
+
+class Again:
+    """Looks again after workers that could not be proved or watched for want of something. `arm` after each change."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._handle: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        """Set the timer, where there is such a worker and it is not set."""
+        if self._handle is None and any(map(_wanting, self._service.registry.live())):
+            self._handle = asyncio.get_running_loop().call_later(AGAIN, self._fire)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._service.spawn(prove_again(self._service))
+
+
+def _wanting(worker: Worker) -> bool:
+    return worker.state == State.UNREACHABLE and worker.state_reason in (_UNWATCHED, _UNPROVED[_UNSEEN])
 
 
 async def sweep(service: Service) -> None:
@@ -84,8 +119,15 @@ async def sweep(service: Service) -> None:
 
     What an unknown worker that lives may have is left to it, and all that is unknown where nobody can tell of those.
     """
-    await asyncio.to_thread(_sweep_ended, service)
-    scratch, unknown = await asyncio.to_thread(_unknown, service)
+    # Listed first: what is made from now on is of a worker that is known by then.
+    scratch, ids = await asyncio.to_thread(_there, service)
+    for worker in service.registry.ended_workers():
+        if forgets_place(worker):
+            await _sweep_ended(service, worker)
+    used = service.registry.in_use() | set(service.running)
+    known = {worker.id for worker in (*service.registry.live(), *service.registry.ended_workers())}
+    scratch = [each for each in scratch if os.path.basename(each) not in used]
+    unknown = [places.of_worker(service.runtime_dir, each) for each in ids if each not in known]
     if not scratch and not unknown:
         return
     try:
@@ -94,28 +136,32 @@ async def sweep(service: Service) -> None:
         return
     kept = {places.scratch_of(service.state_dir, stray.incarnation) for stray in alive}
     # Which worker a place is of its row tells, and nothing else does.
-    for directory in (*(each for each in scratch if each not in kept), *([] if alive else unknown)):
-        await asyncio.to_thread(places.remove, directory)
+    for directory in scratch:
+        if directory not in kept:
+            await _remove(service, os.path.basename(directory), directory, "scratch")
+    for directory in [] if alive else unknown:
+        await _remove(service, os.path.basename(directory), directory, "place")
 
 
-def _unknown(service: Service) -> tuple[list[str], list[str]]:
-    """The scratch directories, and the places, outside runs that are of no worker that is known."""
-    live, ended = service.registry.live(), service.registry.ended_workers()
-    known = {worker.id for worker in (*live, *ended)}
-    return (
-        places.leftovers(service.state_dir, (worker.incarnation for worker in live)),
-        [places.of_worker(service.runtime_dir, n) for n in places.worker_ids(service.runtime_dir) if n not in known],
-    )
+def _there(service: Service) -> tuple[list[str], list[str]]:
+    """The scratch directories of workers outside runs, and the ids of those that have a place."""
+    return places.leftovers(service.state_dir, ()), places.worker_ids(service.runtime_dir)
 
 
-def _sweep_ended(service: Service) -> None:
-    for worker in service.registry.ended_workers():
-        if not forgets_place(worker):
-            continue
-        places.remove(service.place_of(worker))
-        scratch = _directories(service, worker)[0] if worker.run is not None else ""
-        if scratch:
-            places.remove(scratch)
+async def _sweep_ended(service: Service, worker: Worker) -> None:
+    """Remove what a worker that has ended may have left, unless somebody has started it again."""
+    async with service.lock(worker.id):
+        now = service.registry.of(worker.incarnation)
+        if now is None or lifecycle.alive(now):
+            return
+        await _remove(service, worker.id, service.place_of(worker), "place")
+        if worker.run is not None and worker.incarnation not in service.registry.in_use():
+            await _remove(service, worker.id, _directories(service, worker)[0], "scratch")
+
+
+async def _remove(service: Service, worker: str, directory: str, code: str) -> None:
+    if not await service.remove(directory):
+        service.journal.emit(Event.WORKER_FILES_LEFT, worker=worker, code=code)
 
 
 def _remember_scope(service: Service, worker: Worker) -> None:
@@ -205,19 +251,20 @@ async def _verdict(
     try:
         populated = cgroups.populated(placed.control_group)
     except HostError:
-        return _UNKNOWN, None
+        return _UNSEEN, None
     if not populated:
         return _GONE, None
     leading = pidfd is not None and processes.cgroup_of(placed.pid) == placed.control_group
+    # The kernel alone proves a leader; without one the group could be that of a later unit.
     try:
-        async with explained(Code.MANAGER_UNREACHABLE, "the unit cannot be looked at"):
-            state = await (await service.managers.scopes()).state(worker.unit)
-    except WorkerError:
-        # The kernel alone proves a leader; without one the group could be that of a later unit.
+        state = await (await service.managers.scopes()).state(worker.unit)
+    except (WorkerError, ManagerUnreachable):
         return _SAME if leading else _UNKNOWN, None
+    except ManagerError:
+        return _SAME if leading else _UNSEEN, None
     if state is None:
         # systemd may forget a unit that still has processes in it.
-        return _SAME if leading else _UNKNOWN, None
+        return _SAME if leading else _UNSEEN, None
     if state.invocation_id != placed.invocation_id or state.control_group != placed.control_group:
         return _OTHER, state
     return _SAME, state

@@ -198,6 +198,7 @@ class Main:
             launcher=path.join(library, LAUNCHER),
         )
         self._timers = Timers(self.service)
+        self._again = reattach.Again(self.service)
         self._requests = Requests(self.service, library, problem)
         self._door = Door(self._requests.answer, journal, self._changed)
 
@@ -212,9 +213,7 @@ class Main:
         self._notifier.start_watchdog(self._loop)
         if not self._problem:
             found = await reattach.reattach(self.service)
-            if self._set_aside is None:
-                await reattach.sweep(self.service)
-            else:
+            if self._set_aside is not None:
                 # What a damaged registry knew of may live: its files are not taken from it.
                 self._journal.emit(Event.WORKERS_SET_ASIDE, code=_DAMAGED)
         else:
@@ -234,6 +233,9 @@ class Main:
             print("ready", flush=True)
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.freeze()
+        if not self._problem and self._set_aside is None:
+            # However long that takes, nobody waits for it.
+            self.service.spawn(reattach.sweep(self.service))
         self._changed()
         await self._ending.wait()
         await self._close()
@@ -256,6 +258,7 @@ class Main:
         self._door.shut()
         self._notifier.stopping()
         self._timers.close()
+        self._again.close()
         self._disarm()
         self._journal.emit(Event.WORKERS_STOPPING, reason=self._reason, live=len(self.service.registry.live()))
         await self.service.close(PATIENCE)
@@ -269,6 +272,7 @@ class Main:
         if self._reason:
             return
         self._timers.arm()
+        self._again.arm()
         self._notifier.status(self._status())
         if self._bound or not self._nothing_to_do():
             self._disarm()

@@ -20,7 +20,7 @@ from agent_intercom.host import faults
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.workers import contract, ending, pausing, places, provisioning
 from agent_intercom.workers.clock import now_ms
-from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, State, StopReason
+from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers, explained
 from agent_intercom.workers.provisioning import Order
@@ -273,7 +273,7 @@ class Service:
             places.exit_file(place),
             leader,
             remain=lambda: self._children_remain(incarnation),
-            gone=lambda: self._go_after(incarnation),
+            gone=lambda: self.spawn(self._gone(incarnation)),
         )
         self.running[incarnation] = Running(watch, place, scratch, tree, asyncio.Event(), [])
 
@@ -290,18 +290,13 @@ class Service:
         running, worker = self.running[incarnation], self.registry.of(incarnation)
         if worker is None or worker.stop_requested_at is not None:
             return
-        paused = worker.state == State.PAUSED
-        if paused:
-            # Nobody is going to resume it, and what is frozen cannot end by itself.
-            self.registry.resumed(incarnation, now_ms())
+        # Nobody is going to resume it, and what is frozen cannot end by itself.
+        self.registry.resumed(incarnation, now_ms())
         self.registry.children_remain(incarnation, running.watch.ending("", now_ms()), now_ms())
         self.record()
         self.journal.emit(Event.WORKER_CHILDREN_REMAIN, worker=worker.id)
-        if paused:
-            self.spawn(pausing.thaw(self, worker))
-
-    def _go_after(self, incarnation: str) -> None:
-        self.spawn(self._gone(incarnation))
+        # Its unit may have been frozen past the service, too.
+        self.spawn(pausing.thaw(self, worker))
 
     async def _gone(self, incarnation: str) -> None:
         """Nobody is left in the unit of an incarnation: say so, and take away what was its own."""
@@ -309,15 +304,23 @@ class Service:
         worker = self.registry.of(incarnation)
         try:
             if worker is not None:
-                if worker.run is not None and not worker.stop_reason and await self._run_ended(worker.run):
-                    fenced = self.registry.stop_role(Caller(), worker.run, None, now_ms())
-                    self.record()
-                    self.end_soon(other for other in fenced if other.incarnation != incarnation)
-                    worker = self.registry.of(incarnation) or worker
-                await self._say_ended(worker, running)
+                try:
+                    await self._follow_run(worker)
+                except Exception as error:
+                    # Whoever waits for its end waits for more than that.
+                    faults.tell(error, self.journal)
+                # Much may have been asked of it meanwhile.
+                await self._say_ended(self.registry.of(incarnation) or worker, running)
         finally:
             self.running.pop(incarnation, None)
             running.done.set()
+
+    async def _follow_run(self, worker: Worker) -> None:
+        """End the workers of a run that is over, all of them."""
+        if worker.run is not None and not worker.stop_reason and await self._run_ended(worker.run):
+            fenced = self.registry.stop_role(Caller(), worker.run, None, now_ms())
+            self.record()
+            self.end_soon(other for other in fenced if other.incarnation != worker.incarnation)
 
     async def _say_ended(self, worker: Worker, running: Running) -> None:
         now = now_ms()
@@ -335,6 +338,7 @@ class Service:
                 reason=worker.stop_reason or None,
                 exit_code=found.exit_code,
                 exit_signal=found.exit_signal,
+                code=LEFT_UNIT if left else None,
             )
         self.record()
         await self._remove_own(worker, fallen, running.scratch, running.place)
@@ -377,7 +381,7 @@ class Service:
             cgroup = now.placed.control_group if now.placed is not None else ""
             if running is not None and now.run is None and running.tree:
                 changed = await ending.dirty(running.tree)
-                running.dirty.extend([] if changed is None else [changed])
+                running.dirty[:] = [] if changed is None else [changed]
             try:
                 await ending.end(self.managers, now.unit, cgroup)
             except WorkerError as error:
@@ -385,6 +389,7 @@ class Service:
                 self.record()
                 self.journal.emit(Event.WORKER_STOP_FAILED, worker=worker.id, code=error.code)
                 raise
+            running = running or self.running.get(worker.incarnation)
             if running is not None:
                 await running.done.wait()
             else:

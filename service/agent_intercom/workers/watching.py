@@ -50,7 +50,7 @@ class Watch:
         exit_file: str,
         leader: Gated | int | None,
         remain: Callable[[], None],
-        gone: Callable[[], None],
+        gone: Callable[[], object],
     ) -> None:
         self.placed = placed
         self.result = ""
@@ -108,6 +108,20 @@ class Watch:
         return self._counted
 
     async def _follow(self) -> None:
+        try:
+            await self._leader_gone()
+        except Exception as error:
+            # That everybody has gone is seen all the same, and somebody may wait for it.
+            fault = {"message": "the leader of a worker cannot be followed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(fault)
+        await self.empty.wait()
+        try:
+            self._gone()
+        finally:
+            self._let_go()
+
+    async def _leader_gone(self) -> None:
+        """Wait until the leader has ended, and for a moment more; say so where others are left then."""
         await self._first()
         self._oom_kills()
         try:
@@ -115,11 +129,6 @@ class Watch:
                 await self.empty.wait()
         except TimeoutError:
             self._remain()
-            await self.empty.wait()
-        try:
-            self._gone()
-        finally:
-            self._let_go()
 
     async def _first(self) -> None:
         """Wait until the leader has ended, or lives on elsewhere while nobody is left in the unit."""

@@ -389,8 +389,8 @@ def test_a_service_that_is_killed_at_any_step_leaves_no_stray(workers: Workers, 
     if step in ("fenced", "stopped"):
         first = workers.ask('told = ask("stop", {"worker": "once"})')
     assert first["error"] == "workers_unreachable", first
-    # Nobody knows which scope id a worker has that has no place yet.
-    who = ", override=True" if step == "reserved" else ""
+    # Nobody knows which scope id a worker has that has no place yet, or none any more.
+    who = ", override=True" if step in ("reserved", "stopped") else ""
     (found,) = workers.ask(f'told = ask("list", {{"history": True, "all": True}}{who})')["workers"]
     if found["state"] == "registering":
         assert step in ("told", "begun", "watched")

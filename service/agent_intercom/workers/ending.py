@@ -73,7 +73,7 @@ async def dirty(directory: str) -> bool | None:
     """Whether a working tree has changes; None where it is none, or git does not say so in time. Nothing else of it.
 
     Only for the directory of a worker that could do anyhow whatever the repository has git do: it is done here, outside
-    the worker's unit. Its process group is killed where it takes too long.
+    the worker's unit. What is left of its process group is killed.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     environment |= {"HOME": os.environ.get("HOME", "/"), "GIT_TERMINAL_PROMPT": "0", "GIT_CEILING_DIRECTORIES": "/"}

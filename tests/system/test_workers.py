@@ -398,7 +398,8 @@ def test_a_service_that_is_killed_at_any_step_leaves_no_stray(workers: Workers, 
         assert {found["placed"]["pid"]} < set(workers.processes("7438")) | {found["placed"]["pid"]}
         assert workers.ask('told = ask("stop", {"worker": "once"})')["worker"]["state"] == "stopped"
     elif step in ("fenced", "stopped"):
-        assert workers.ask('told = wait("once")')["state"] == "stopped"
+        end = '{"worker": "once", "until": "end", "timeout_ms": 20_000}'
+        assert workers.ask(f'told = ask("wait", {end}{who})')["worker"]["state"] == "stopped"
     else:
         assert step in ("reserved", "prepared", "spawned", "placed", "written", "told")
         assert (found["state"], found["error_code"]) == ("failed", "start_failed")

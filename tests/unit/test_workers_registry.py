@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from agent_intercom.workers import lifecycle
 from agent_intercom.workers.contract import Code, Outcome, State, StopReason
 from agent_intercom.workers.lifecycle import TABLE, Evidence
-from agent_intercom.workers.records import Ending
+from agent_intercom.workers.records import Ending, Worker
 from agent_intercom.workers.terms import Caller, Due, Loaded, Wanted, Work
 from tests.unit.workerstage import (
     FOREIGN,
@@ -393,9 +393,14 @@ def test_a_restart_is_a_fence_an_end_and_the_next_generation_of_the_same_worker(
         stage.it.again(OVERRIDE, worker.id, worker.incarnation, stage.now)
     stage.end(worker)
     again = stage.it.again(OVERRIDE, worker.id, worker.incarnation, stage.now)
-    kept = ("id", "name", "owner", "driver", "directory_digest", "task_digest", "idle_ms", "warning_ms", "depth")
-    assert [getattr(again, name) for name in kept] == [getattr(worker, name) for name in kept]
-    assert (again.generation, again.state, again.placed, again.ended) == (2, State.PROVISIONING, None, None)
+    made = {"generation": 2, "incarnation": again.incarnation, "unit": again.unit, "root": again.incarnation}
+    times = {"updated_at": stage.now, "active_at": stage.now}
+    deadlines = ("lease_expires_at", "idle_deadline_at", "checkpoint_deadline_at", "runtime_deadline_at")
+    happened = ("state", "readiness", "placed", "ended", "stop_requested_at", "stop_reason", *deadlines)
+    assert again == replace(
+        worker, **made, **times, **{field.name: field.default for field in fields(Worker) if field.name in happened}
+    )
+    assert again.state == State.PROVISIONING
     assert again.incarnation != worker.incarnation
     assert again.unit == f"worker-{again.incarnation}.scope"
     assert stage.it.scope(worker.id) == "scope-a"

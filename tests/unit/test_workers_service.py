@@ -364,15 +364,21 @@ def unit(name: str, above: str = "orchestrate-workers.slice") -> ScopeState:
     return ScopeState("active", "running", "success", "running", f"/user/{above}/{name}", "0" * 32)
 
 
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The units that were ended; of all but `worker-ffffffffffff.scope` somebody was there."""
+def unit_ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of units that are ended from now on, none of which is there."""
     found: list[str] = []
 
     async def end(_: object, name: str, cgroup: str) -> None:
         found.append(name)
 
     monkeypatch.setattr(ending, "end", end)
+    return found
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The units that were ended; of all but `worker-ffffffffffff.scope` somebody was there."""
+    found = unit_ends(monkeypatch)
     monkeypatch.setattr(cgroups, "populated", lambda cgroup: "ffffffffffff" not in cgroup)
     monkeypatch.setattr(cgroups, "members", lambda cgroup: [os.getpid()])
     return found

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -257,6 +257,21 @@ asyncio.run(run())
 """
 
 
+@contextlib.contextmanager
+def killed(code: str) -> Iterator[int]:
+    """The descriptor of the launcher whose parent, which ran this code, has killed itself."""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        pidfd = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            parent.stdin.write(b"\n")
+            parent.stdin.flush()
+            assert parent.wait(PATIENCE) == -signal.SIGKILL
+            yield pidfd
+        finally:
+            os.close(pidfd)
+
+
 @pytest.mark.parametrize("told", ["nothing", "1", "4", "half", "all but one", "all"])
 def test_the_death_of_the_service_leaves_a_launcher_that_knows_all_or_one_that_begins_nothing(
     stage: Stage, told: str
@@ -271,16 +286,8 @@ def test_the_death_of_the_service_leaves_a_launcher_that_knows_all_or_one_that_b
         program=stage.program,
         launch=json.dumps(fields),
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdin is not None and parent.stdout is not None
-        pidfd = os.pidfd_open(int(parent.stdout.readline()))
-        try:
-            parent.stdin.write(b"\n")
-            parent.stdin.flush()
-            assert parent.wait(PATIENCE) == -signal.SIGKILL
-            wait_for_end(pidfd)
-        finally:
-            os.close(pidfd)
+    with killed(code) as pidfd:
+        wait_for_end(pidfd)
     assert stage.told.exists() == (told == "all")
     found = places.read_exit(str(stage.exit_file))
     if told == "all":
@@ -297,19 +304,11 @@ def test_a_shim_outlives_the_service(stage: Stage) -> None:
     code = _PARENT.format(service=str(SERVICE), left=1 << 20, program=stage.program, launch=json.dumps(fields))
     code += "    os.kill(os.getpid(), signal.SIGKILL)\n"
     code = code.replace("asyncio.run(run())", "asyncio.run(run())\nif True:")
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdin is not None and parent.stdout is not None
-        pidfd = os.pidfd_open(int(parent.stdout.readline()))
-        try:
-            parent.stdin.write(b"\n")
-            parent.stdin.flush()
-            assert parent.wait(PATIENCE) == -signal.SIGKILL
-            assert up.read_text() == "up\n"
-            assert not select.select([pidfd], [], [], 0)[0]
-            up.write_text("end\n")
-            wait_for_end(pidfd)
-        finally:
-            os.close(pidfd)
+    with killed(code) as pidfd:
+        assert up.read_text() == "up\n"
+        assert not select.select([pidfd], [], [], 0)[0]
+        up.write_text("end\n")
+        wait_for_end(pidfd)
     found = places.read_exit(str(stage.exit_file))
     assert found is not None and found[:2] == (6, None)
 

@@ -27,7 +27,7 @@ from agent_intercom.workers.service import Running
 from agent_intercom.workers.terms import Caller, Due, Wanted, Work
 from agent_intercom.workers.timers import Timers
 from agent_intercom.workers.watching import Watch
-from tests.unit.test_workers_service import PERSON, Run, Scopes, Stage, staged
+from tests.unit.test_workers_service import PERSON, Run, Scopes, Stage, staged, unit_ends
 from tests.unit.workerstage import PLACED, refused
 from tests.unit.workerstage import ending as exited
 
@@ -44,13 +44,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The units that were ended."""
-    found: list[str] = []
-
-    async def end(_: object, name: str, cgroup: str) -> None:
-        found.append(name)
-
-    monkeypatch.setattr(ending, "end", end)
-    return found
+    return unit_ends(monkeypatch)
 
 
 def row(stage: Stage, worker: dict[str, Any]) -> Worker:

@@ -15,8 +15,9 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from os import path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent_intercom.host.descriptors import Descriptor
 from agent_intercom.host.errors import HostError
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Counts(NamedTuple):
     oom_kill: int = 0
 
 
-class Counters:
+class Counters(Descriptor):
     """What came of the limits of a control group, through a descriptor that is kept open.
 
     A controller that is not there counts nothing. The kernel forgets the numbers with the group, so `read` answers
@@ -188,8 +189,8 @@ class Counters:
     """
 
     def __init__(self, cgroup: str) -> None:
+        super().__init__()
         found = directory(cgroup)
-        self._fd = -1
         self._last = Counts()
         if found is not None:
             with contextlib.suppress(OSError):
@@ -208,25 +209,13 @@ class Counters:
         self._last = Counts(found.get("oom_kill", 0))
         return self._last
 
-    def close(self) -> None:
-        """Give the descriptors back; a second time is of no effect."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class _Events:
+class _Events(Descriptor):
     """The file cgroup.events of a control group, kept open. One that is gone is not populated."""
 
     def __init__(self, cgroup: str) -> None:
+        super().__init__()
         found = directory(cgroup)
-        self._fd = -1
         if found is not None:
             with _reading():
                 self._fd = os.open(f"{found}/{EVENTS_NAME}", os.O_RDONLY | os.O_CLOEXEC)
@@ -258,17 +247,6 @@ class _Events:
         if self._fd >= 0:
             epoll.register(self._fd, select.EPOLLPRI)
         return epoll
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 @contextlib.contextmanager

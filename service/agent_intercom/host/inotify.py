@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
+
+from agent_intercom.host.descriptors import Descriptor
 
 MODIFY: Final = 0x2
 """What a file has in it is another; also told of some files of the kernel's own, such as cgroup.events."""
@@ -50,7 +51,7 @@ class Event(NamedTuple):
     name: str
 
 
-class Inotify:
+class Inotify(Descriptor):
     """Watches on directories. The descriptor is readable when there are events; it never blocks.
 
     Every failure of the kernel's is an OSError with its number: ENOSPC where the user's number of watches is used up,
@@ -58,8 +59,9 @@ class Inotify:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd: int = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def fileno(self) -> int:
         """The descriptor, for poll(2) or an event loop; -1 once it is closed."""
@@ -85,20 +87,6 @@ class Inotify:
         except BlockingIOError:
             return []
         return decode(data)
-
-    def close(self) -> None:
-        """Give the descriptor back; a second time is of no effect."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _checked(self, result: int, name: str | None = None) -> int:
         if result < 0:

@@ -8,6 +8,8 @@ result. What changes something is written down before it is done, and done befor
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -169,17 +171,19 @@ class Actions:
             return {"worker": told(started.worker)}
         self._service.commit()
 
-        def prepare(worker: Worker) -> Order:
-            return orders.of_person(
-                worker,
-                place,
-                runtime_dir=self._service.runtime_dir,
-                state_dir=self._service.state_dir,
-                parent_unit=None if parent is None else parent.unit,
-                task=asked.task,
-            )
-
+        prepare = self._preparation(place, parent, task=asked.task)
         return {"worker": told(await self._service.carry_out(self._service.begin(started.worker, prepare)))}
+
+    def _preparation(self, place: Place, parent: Worker | None, **how: Any) -> Callable[[Worker], Order]:
+        """What makes the order of a start, as `orders.of_person` does."""
+        return functools.partial(
+            orders.of_person,
+            place=place,
+            runtime_dir=self._service.runtime_dir,
+            state_dir=self._service.state_dir,
+            parent_unit=None if parent is None else parent.unit,
+            **how,
+        )
 
     def _place(self, caller: Caller, asked: Start) -> tuple[Place, Worker | None]:
         """What a worker is to be started with, and who its parent is."""
@@ -280,19 +284,7 @@ class Actions:
         worker = self._registry.again(caller, old.id, old.incarnation, now_ms())
         self._service.commit()
         parent = self._registry.of(worker.parent) if worker.parent is not None else None
-
-        def prepare(row: Worker) -> Order:
-            return orders.of_person(
-                row,
-                place,
-                runtime_dir=self._service.runtime_dir,
-                state_dir=self._service.state_dir,
-                parent_unit=None if parent is None else parent.unit,
-                fresh=fresh,
-                again=True,
-            )
-
-        begun = await self._service.begin(worker, prepare)
+        begun = await self._service.begin(worker, self._preparation(place, parent, fresh=fresh, again=True))
         return {"worker": told(begun), "stopped": [told(each) for each in ended]}
 
     async def _pause(self, caller: Caller, asked: One) -> dict[str, Any]:

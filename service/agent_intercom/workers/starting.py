@@ -17,6 +17,12 @@ from agent_intercom.workers.records import Grant, Key, Owner, Worker
 from agent_intercom.workers.terms import KEY_LENGTH, KEY_MS, Caller, Started, Stopping, Wanted
 
 _DURATIONS = ("idle_ms", "warning_ms", "grace_ms", "runtime_ms")
+_REMAINING = (
+    "id", "name", "driver", "role", "run", "scoped", "owner", "parent", "depth", "grant", "directory_digest",
+    "task_digest", "task_length", "created_at", *_DURATIONS,
+)  # fmt: skip
+"""What the next incarnation of a worker has of the one before. All else is what happened to that one."""
+
 _MADE_UP = 60
 """Characters of a name that nobody has chosen, before those of the id."""
 
@@ -229,33 +235,16 @@ class Starting(Ownership):
         return known._replace(idle_ms=idle, warning_ms=warning, grace_ms=grace, runtime_ms=runtime)
 
     def _next(self, old: Worker, generation: int, now: int) -> Worker:
-        """The next incarnation of a worker: what it is stays, what happened to it does not."""
+        """The next incarnation of a worker."""
         incarnation = self._fresh()
         return Worker(
-            id=old.id,
-            name=old.name,
-            driver=old.driver,
-            role=old.role,
-            run=old.run,
-            scoped=old.scoped,
+            **{name: getattr(old, name) for name in _REMAINING},
             generation=generation,
             incarnation=incarnation,
-            owner=old.owner,
-            parent=old.parent,
             root=incarnation if old.parent is None else old.root,
-            depth=old.depth,
-            grant=old.grant,
             unit=scope_unit(incarnation),
-            directory_digest=old.directory_digest,
-            task_digest=old.task_digest,
-            task_length=old.task_length,
-            created_at=old.created_at,
             updated_at=now,
             active_at=now,
-            idle_ms=old.idle_ms,
-            warning_ms=old.warning_ms,
-            grace_ms=old.grace_ms,
-            runtime_ms=old.runtime_ms,
         )
 
     def _fresh(self) -> str:

@@ -221,6 +221,8 @@ class Shell:
             variables.SOCKET_ENVIRONMENT: self._address,
             service.SCRATCH_ENVIRONMENT: settings.scratch,
         }
+        # Said first: it may print at once, to the same place.
+        _say(f"the command starts: {effect.kind}, round {effect.round}")
         try:
             privatefiles.replace(file, effect.text.encode())
             _empty(messages)
@@ -231,7 +233,6 @@ class Shell:
             self._queue.append(events.Ended())
             return
         traces.forget(settings.state)
-        _say(f"the command runs: {effect.kind}, round {effect.round}")
         self._watch(self._child.pidfd, self._bury)
 
     def _bury(self) -> None:

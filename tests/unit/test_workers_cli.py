@@ -57,7 +57,7 @@ def test_start(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) ->
     assert environment["OPENAI_API_KEY"] == "secret" and environment["PATH"] == os.environ["PATH"]
     assert not environment.keys() & {"NOT_FOR_WORKERS", "AGENT_INTERCOM_SCOPE_ID"}
     assert params == {
-        "driver": "command",
+        "harness": "command",
         "command": ["make", "--", "-j2"],
         "directory": str(home.project),
         "name": "review",
@@ -88,7 +88,7 @@ def test_start_hands_on_every_flag(home: Home, service: Service) -> None:
     params = service.params("start")
     del params["environment"]
     assert params == {
-        "driver": "command",
+        "harness": "command",
         "command": ["./run", "--json"],
         "directory": str(home.project / "out"),
         "role": "audit",

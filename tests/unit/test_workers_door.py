@@ -48,7 +48,7 @@ def wanted(stage: Stage, **more: Any) -> dict[str, Any]:
         ({"role": "caf\udce9"}, {}, "role"),
         ({"role": "two\nlines"}, {}, "role"),
         ({"role": "x" * 81}, {}, "role"),
-        ({"driver": "x" * 81}, {}, "driver"),
+        ({"harness": "x" * 81}, {}, "harness"),
         ({"key": "\udcff"}, {}, "key"),
         ({"task": "\ud800"}, {}, "task"),
         ({"environment": {"A": "\ud800"}}, {}, "environment"),

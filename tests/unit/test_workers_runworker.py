@@ -118,7 +118,7 @@ def refused(place: Place, *given: Any) -> str:
 
 def test_pi_gets_what_the_run_has_for_it(place: Place) -> None:
     made, run = prepare(place), place.run
-    assert (made.driver, made.confined, made.slice) == ("pi", True, "orchestrate-a1.slice")
+    assert (made.harness, made.confined, made.slice) == ("pi", True, "orchestrate-a1.slice")
     assert made.part_of == ["orchestrate@a1.socket", "orchestrate@a1.service"]
     launch = made.launch
     assert (launch.directory, launch.stdin, launch.output) == (run.manifest.project, True, None)
@@ -166,7 +166,7 @@ def test_pi_gets_what_the_run_has_for_it(place: Place) -> None:
 
 def test_any_program_is_called_by_our_bridge(place: Place) -> None:
     made = prepare(place, "django", 1)
-    assert (made.driver, made.launch.stdin) == ("command", False)
+    assert (made.harness, made.launch.stdin) == ("command", False)
     assert made.launch.arguments == ["/opt/lib/orchestrate-bridge", "--", *COMMAND]
     assert made.launch.environment["PI_TMUX_ORCHESTRATOR_TOKEN"] == place.run.tokens["django"]
     assert made.launch.environment["AGENT_INTERCOM_WORKER_STATE"] == f"{place.run.path}/sessions/django"

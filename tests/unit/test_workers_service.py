@@ -496,7 +496,7 @@ def test_what_is_started_while_leftovers_are_removed_keeps_what_it_has(
         made: list[str] = []
 
         def leftovers(state_dir: str, keep: object) -> list[str]:
-            worker = stage.registry.start(PERSON, Wanted(driver="command"), 1).worker
+            worker = stage.registry.start(PERSON, Wanted(harness="command"), 1).worker
             made.extend(
                 (places.scratch_of(state_dir, worker.incarnation), places.of_worker(str(stage.runtime), worker.id))
             )

@@ -147,7 +147,7 @@ def test_spawn(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) ->
     params = service.params("start")
     assert params.pop("environment")["OPENAI_API_KEY"] == "secret"
     assert params == {
-        "driver": "command",
+        "harness": "command",
         "command": ["make", "test"],
         "directory": str(home.project / "sub"),
         "name": "review",

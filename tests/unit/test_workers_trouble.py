@@ -197,7 +197,7 @@ class Seen:
 
 
 def of_run(stage: Stage, role: str) -> Worker:
-    wanted = Wanted(driver="pi", role=role, run="abc", generation=1)
+    wanted = Wanted(harness="pi", role=role, run="abc", generation=1)
     worker = stage.registry.start(Caller(), wanted, now_ms()).worker
     stage.registry.placed(worker.incarnation, PLACED, now_ms())
     stage.registry.released(worker.incarnation, now_ms())

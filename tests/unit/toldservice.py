@@ -43,7 +43,7 @@ def worker(name: str = "review", **changed: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "id": ID,
         "name": name,
-        "driver": "command",
+        "harness": "command",
         "state": "ready",
         "readiness": "verified",
         "generation": 1,

@@ -47,7 +47,7 @@ class Stage:
 
     def start(self, caller: Caller = PERSON, **wanted: Any) -> Worker:
         """A worker in `provisioning`."""
-        return self.it.start(caller, Wanted(**{"driver": "command", **wanted}), self.now).worker
+        return self.it.start(caller, Wanted(**{"harness": "command", **wanted}), self.now).worker
 
     def run(self, caller: Caller = PERSON, **wanted: Any) -> Worker:
         """A worker whose command has begun."""

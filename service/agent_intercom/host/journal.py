@@ -224,7 +224,7 @@ class Event(Enum):
         "ae2033b3b1474ad987e91e8911570828",
         INFO,
         "Worker started",
-        {"worker": WORKER, "driver": CODE, "generation": INT, "took_ms": INT, "enforced": CODES},
+        {"worker": WORKER, "harness": CODE, "generation": INT, "took_ms": INT, "enforced": CODES},
     )
     WORKER_START_FAILED = Definition(
         "609abc34d48049c1af7996b838923711", WARNING, "Worker did not start", {"worker": WORKER, "code": CODE}

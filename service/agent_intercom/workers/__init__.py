@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed workers: scope units, private environment, confinement, agent drivers and the worker bridge."""
+"""Managed workers: scope units, private environment, confinement, what runs in them and the worker bridge."""

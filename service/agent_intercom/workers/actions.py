@@ -50,7 +50,7 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     command: list[str]
     directory: str
     environment: dict[str, str]
-    driver: str = "command"
+    harness: str = "command"
     name: str | None = None
     role: str | None = None
     task: Annotated[str, msgspec.Meta(max_length=MAX_TASK)] | None = None
@@ -151,7 +151,7 @@ class Actions:
         await self._admit()
         durations = asked.lifetimes
         wanted = Wanted(
-            driver=asked.driver,
+            harness=asked.harness,
             name=asked.name,
             role=asked.role or "",
             directory_digest=orders.digest(place.directory),
@@ -232,7 +232,7 @@ class Actions:
         orders.admit(first.launch.confinement)
         await self._admit()
         wanted = Wanted(
-            driver=first.driver,
+            harness=first.harness,
             role=asked.role,
             run=asked.run,
             generation=asked.generation,

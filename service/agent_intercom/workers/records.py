@@ -60,7 +60,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, as it is now.
 
-    `name` is what people call it. `role` and `driver` say what it is for and what drives it. `run` is the run's unit
+    `name` is what people call it. `role` and `harness` say what it is for and what drives it. `run` is the run's unit
     id, `role` then one of its roles. `readiness` is `verified` (it spoke to us from inside its unit), `unverified` or
     empty. `scoped` is whether it has a scope id, so that who has none does not see it where that id is not known any
     more.
@@ -73,7 +73,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    driver: str
+    harness: str
     role: str = ""
     run: str | None = None
     scoped: bool = False

@@ -35,7 +35,7 @@ _SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _BYTES: Final = frozenset({"command", "directory", "environment", "writable"})
 """Parameters that are what the kernel is given, which need not be text: Python has such bytes as lone surrogates."""
 
-_WORDS: Final = frozenset({"role", "driver", "key"})
+_WORDS: Final = frozenset({"role", "harness", "key"})
 """Parameters that are stored and shown as they are."""
 
 _WORD_LENGTH: Final = 80

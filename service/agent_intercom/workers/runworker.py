@@ -31,9 +31,9 @@ from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Skill
 from agent_intercom.orchestration.runtime import WorkerPlace
 from agent_intercom.workers import environment, places
-from agent_intercom.workers import harness as drivers
 from agent_intercom.workers.contract import STATE_ENVIRONMENT, Code
 from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.harness import confinement, drive
 from agent_intercom.workers.provisioning import limited
 from agent_intercom.workers.spec import Launch
 
@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
     """A worker that can be started.
 
     `launch` is for its launcher alone. `slice` and `part_of` are what its scope unit belongs to, `properties` its
-    limits by their D-Bus names. `driver` is its harness, `pi` or `command`; `confined` is whether it may not change
+    limits by their D-Bus names. `harness` is `pi` or `command`; `confined` is whether it may not change
     files but its own and, as the implementer, those of the project; `runtime_ms` is after how long it is ended (None:
     as any worker).
     """
@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
     slice: str
     part_of: list[str]
     properties: Mapping[str, Variant]
-    driver: str
+    harness: str
     confined: bool
     runtime_ms: int | None
 
@@ -98,8 +98,8 @@ def prepare(
     confined = own.confined
     _check_writable(own)
     scratch = places.scratch_of_role(run.path, role, generation)
-    driver = run.manifest.roles[role].harness or harness.PI
-    driven = drivers.drive(run, role, place, library or path.dirname(path.abspath(sys.argv[0])))
+    name = run.manifest.roles[role].harness or harness.PI
+    driven = drive(run, role, place, library or path.dirname(path.abspath(sys.argv[0])))
     variables = environment.build(
         place.environment,
         scope=place.scope,
@@ -115,9 +115,9 @@ def prepare(
         directory=run.manifest.project,
         exit_file=places.exit_file(own_place),
         scratch=scratch,
-        confinement=drivers.confinement(own, role, run.manifest.project, driven.writable),
+        confinement=confinement(own, role, run.manifest.project, driven.writable),
         # What Pi prints is its protocol, and what was said is in its sessions.
-        output=places.output_directory(own_place) if driver == harness.COMMAND else None,
+        output=places.output_directory(own_place) if name == harness.COMMAND else None,
         stdin=driven.stdin,
     )
     return Prepared(
@@ -126,7 +126,7 @@ def prepare(
         part_of=part_of,
         # What is killed is what takes most, such as a compiler; the agent sees that it failed.
         properties=limited("continue", own.memory_max, own.memory_high, own.tasks_max),
-        driver=driver,
+        harness=name,
         confined=confined,
         runtime_ms=own.runtime_ms,
     )

@@ -23,7 +23,7 @@ CREATE: Final = f"""
 CREATE TABLE worker (
     id                      TEXT PRIMARY KEY,
     name                    TEXT NOT NULL,
-    driver                  TEXT NOT NULL,
+    harness                 TEXT NOT NULL,
     role                    TEXT NOT NULL,
     run                     TEXT,
     scoped                  INTEGER NOT NULL CHECK (scoped IN (0, 1)),

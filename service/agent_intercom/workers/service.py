@@ -215,7 +215,7 @@ class Service:
         self.journal.emit(
             Event.WORKER_STARTED,
             worker=worker.id,
-            driver=worker.driver,
+            harness=worker.harness,
             generation=worker.generation,
             took_ms=(time.monotonic_ns() - began) // 1_000_000,
             enforced=",".join(order.enforced) if order.launch.confinement else "none",

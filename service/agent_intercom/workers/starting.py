@@ -18,7 +18,7 @@ from agent_intercom.workers.terms import KEY_LENGTH, KEY_MS, Caller, Started, St
 
 _DURATIONS = ("idle_ms", "warning_ms", "grace_ms", "runtime_ms")
 _REMAINING = (
-    "id", "name", "driver", "role", "run", "scoped", "owner", "parent", "depth", "grant", "directory_digest",
+    "id", "name", "harness", "role", "run", "scoped", "owner", "parent", "depth", "grant", "directory_digest",
     "task_digest", "task_length", "created_at", *_DURATIONS,
 )  # fmt: skip
 """What the next incarnation of a worker has of the one before. All else is what happened to that one."""
@@ -185,7 +185,7 @@ class Starting(Ownership):
         return Worker(
             id=worker,
             name=name,
-            driver=wanted.driver,
+            harness=wanted.harness,
             role=wanted.role,
             run=wanted.run,
             generation=generation,
@@ -255,8 +255,8 @@ class Starting(Ownership):
 
 
 def _made_up(wanted: Wanted, worker: str) -> str:
-    """The name of a worker that nobody has named: of its driver and role, which are free text, what a name may have."""
-    said = "-".join(filter(None, (wanted.driver, wanted.role)))
+    """The name of a worker that nobody has named: of its harness and role, which are free text, what fits a name."""
+    said = "-".join(filter(None, (wanted.harness, wanted.role)))
     fit = re.sub(r"[^A-Za-z0-9_.]+", "-", said, flags=re.ASCII).strip("-_.")[:_MADE_UP]
     return "-".join(filter(None, (fit, worker[:6])))
 

@@ -38,14 +38,14 @@ class Caller(NamedTuple):
 class Wanted(NamedTuple):
     """What `start` shall make.
 
-    `name` None: one is made from driver, role and id. `run` and `generation` go together: the unit id of a run, whose
+    `name` None: one is made from harness, role and id. `run` and `generation` go together: the unit id of a run, whose
     role it is to be, and the generation that the run's broker gave that role. `directory_digest` is of the directory,
     `within` of it and of each directory above it, which is how it is known without a path whether it is inside another
     one. Durations are None where the registry's own hold; 0 is "never". `key` makes a repeat the same start, if it is
     the same in everything: `order_digest` is of what the registry does not know, such as the command.
     """
 
-    driver: str
+    harness: str
     name: str | None = None
     role: str = ""
     run: str | None = None

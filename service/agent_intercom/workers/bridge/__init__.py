@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bridge: the worker side of coordination protocol 1, with the driver `command` (docs/workers.md)."""
+"""The bridge: the worker side of coordination protocol 1, with the harness `command` (docs/workers.md)."""

@@ -19,7 +19,7 @@ from agent_intercom.workers.contract import NAME, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.terms import KEY_LENGTH
 
-DRIVER: Final = "command"
+HARNESS: Final = "command"
 """What drives a program that speaks no protocol."""
 
 TIMEOUT: Final = 60.0
@@ -112,7 +112,7 @@ def params(
     settings = load(environ, path.realpath(directory))
     given = {"name": name, "role": role, "task": task, "key": key, **limits}
     return {
-        "driver": DRIVER,
+        "harness": HARNESS,
         "command": list(arguments),
         "directory": directory,
         "environment": environment.choose(environ, settings.passed, settings.dropped),

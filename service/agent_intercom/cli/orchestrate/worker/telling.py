@@ -122,7 +122,7 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
     begun = f"{_time(worker['created_at'])}, {spoken(now - worker['created_at'])} ago"
     yield f"{'started' if worker['generation'] == 1 else 'first started'}: {begun}; generation {worker['generation']}"
     role = f"{worker['role']}, " if worker["role"] else ""
-    yield f"role: {role}harness {worker['driver']}"
+    yield f"role: {role}harness {worker['harness']}"
     yield f"owner: {_owner(worker)}"
     if given := data.get("given"):
         yield f"command: {shlex.join(given['command'])}"

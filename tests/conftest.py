@@ -7,6 +7,7 @@ import asyncio
 import gc
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+# Under nohup it is ignored, and whatever a test starts would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 _SLOW_MACHINE = [HealthCheck.too_slow]

@@ -368,66 +368,69 @@ def test_renew(home: Home, service: Service) -> None:
 # What is removed
 
 
-def test_forget_without_yes_only_tells(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
-    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed; acknowledge that")
+WHY = "its record and private files are deleted"
+
+
+def test_forget_without_yes_only_tells(home: Home, service: Service) -> None:
+    below = ended(f"{ID}/check", id="9" * 12)
+    service.answers["forget"] = {"forgotten": [], "candidates": [below, ended()], "why": WHY}
     said = home.call("worker", "forget", "review", "--override")
     assert (said.code, said.err) == (0, "") and said.out.splitlines() == [
-        f"would be forgotten: review, {ID}: its work tree was changed",
+        f"would be forgotten: {ID}/check, {'9' * 12}",
+        f"would be forgotten: review, {ID}: {WHY}",
         "Nothing was removed; `orchestrate worker forget review --override --yes` does it.",
     ]
-    assert service.params("forget") == {"worker": ID, "acknowledge": False}
+    assert service.params("forget") == {"worker": "review", "preview": True}
     data = home.json("worker", "forget", "review").data
-    assert data["dry_run"] is True and data["candidates"][0]["id"] == ID and data["forgotten"] == []
-    service.answers["forget"] = Refused("not_owner")
-    assert home.json("worker", "forget", "review").error[0] == "not_owner"
-    service.answers["status"] = {"worker": worker(), "processes": [], "unit": None}
-    assert home.json("worker", "forget", "review").error[0] == "worker_live"
-
-
-def test_forget_without_yes_only_tells_inside_a_worker_too(
-    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There the service wants no acknowledgement, but for one that is denied."""
-    monkeypatch.setenv("AGENT_INTERCOM_WORKER_ID", ID)
-    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
-    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed; acknowledge that")
-    assert "would be forgotten" in home.call("worker", "forget", "review").out
-    assert service.params("forget") == {"worker": ID, "acknowledge": False}
+    assert data["dry_run"] is True and data["candidates"][1]["id"] == ID and data["forgotten"] == []
+    for code in ("not_owner", "worker_live"):
+        service.answers["forget"] = Refused(code)
+        assert home.json("worker", "forget", "review").error[0] == code
 
 
 def test_forget(home: Home, service: Service) -> None:
-    service.answers["forget"] = {"forgotten": [ended()]}
+    service.answers["forget"] = {"forgotten": [ended()], "candidates": []}
     assert home.call("worker", "forget", "review", "--yes").out == f"forgot review, {ID}\n"
-    assert service.asked[-1]["params"]["acknowledge"] is True
+    assert service.params("forget") == {"worker": "review", "acknowledge": True}
+
+
+NONE: dict[str, Any] = {"pruned": [], "candidates": [], "errors": [], "kept": [], "more": 0}
 
 
 def test_prune_shows_what_would_go_and_removes_nothing(home: Home, service: Service) -> None:
-    service.answers["list"] = {"workers": [worker(), ended("old")], "hidden": 0}
+    kept = {"worker": "9" * 12, "name": "lead", "code": "worker_live"}
+    service.answers["prune"] = {**NONE, "candidates": [ended("old")], "kept": [kept]}
     said = home.call("worker", "prune", "--all", "--override")
-    assert said.code == 0 and "old" in said.out and "review" not in said.out
+    assert said.code == 0 and "old" in said.out
+    assert f"kept: lead, {'9' * 12}: a worker below it lives\n" in said.out
     assert "Would remove 1. Nothing was removed; `orchestrate worker prune --all --override --yes`" in said.out
-    assert {each["action"] for each in service.asked} == {"list"}
-    assert service.params("list") == {"all": True, "history": True}
+    assert service.params("prune") == {"all": True, "preview": True}
     data = home.json("worker", "prune").data
     assert data["dry_run"] is True and [each["name"] for each in data["candidates"]] == ["old"]
+    service.answers["prune"] = {**NONE, "kept": [kept]}
+    assert home.call("worker", "prune").out.splitlines()[1:] == ["Nothing to remove."]
+    service.answers["prune"] = NONE
+    assert home.call("worker", "prune").out == "Nothing to remove: no worker of yours that has ended is retained.\n"
 
 
 def test_prune_of_one(home: Home, service: Service) -> None:
-    service.answers["status"] = {"worker": worker(), "processes": [], "unit": None}
+    service.answers["prune"] = Refused("worker_live")
     said = home.json("worker", "prune", "review")
     assert said.code == 5 and said.error[0] == "worker_live"
-    service.answers["status"] = {"worker": ended(), "processes": [], "unit": None}
+    service.answers["prune"] = {**NONE, "candidates": [ended()]}
     assert "`orchestrate worker prune review --yes`" in home.call("worker", "prune", "review").out
+    assert service.asked[-1]["params"] == {"all": False, "preview": True, "worker": "review"}
 
 
 def test_prune(home: Home, service: Service) -> None:
-    service.answers["prune"] = {"pruned": [ended()], "errors": []}
+    service.answers["prune"] = {**NONE, "pruned": [ended()]}
     assert home.call("worker", "prune", "--yes").out == f"pruned review, {ID}\n"
     assert service.params("prune") == {"all": False, "acknowledge": True}
-    service.answers["prune"] = {"pruned": [ended()], "errors": [], "more": 9}
+    service.answers["prune"] = {**NONE, "pruned": [ended()], "more": 9}
     assert "9 more are left for the next time.\n" in home.call("worker", "prune", "--yes").out
-    service.answers["prune"] = {"pruned": [], "errors": [{"worker": ID, "code": "store_unusable"}]}
+    service.answers["prune"] = {**NONE, "kept": [{"worker": ID, "name": "lead", "code": "conflict"}]}
+    assert home.call("worker", "prune", "--yes").out == f"Nothing was removed.\nkept: lead, {ID}: conflict\n"
+    service.answers["prune"] = {**NONE, "errors": [{"worker": ID, "code": "store_unusable"}]}
     said = home.json("worker", "prune", "review", "--yes")
     assert said.code == 3 and said.error[0] == "store_unusable" and "1 of them" in said.error[1]
     assert service.asked[-1]["params"]["worker"] == "review"

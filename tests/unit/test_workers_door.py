@@ -158,6 +158,10 @@ def test_no_more_are_pruned_at_once_than_can_be_told(run: Run, monkeypatch: pyte
         for _ in range(3):
             stage.registry.lost((await stage.start())["incarnation"], 1)
         monkeypatch.setattr(contract, "Limits", lambda: Limits(listed=2))
+        preview = await stage.ask("prune", preview=True)
+        assert (len(preview["candidates"]), preview["more"], preview["pruned"]) == (2, 1, [])
+        one = await stage.ask("forget", worker=preview["candidates"][0]["id"], preview=True)
+        assert one["candidates"] == preview["candidates"][:1] and one["why"].startswith("its record")
         first = await stage.ask("prune", acknowledge=True)
         assert (len(first["pruned"]), first["more"]) == (2, 1)
         second = await stage.ask("prune", acknowledge=True)

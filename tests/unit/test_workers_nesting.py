@@ -298,11 +298,37 @@ def test_pruning_takes_ones_own_and_with_an_override_everyones(stage: Stage) -> 
         stage.it.prune(SESSION, None, True, True, stage.now)
     with refused(Code.NOT_OWNER):
         stage.it.prune(SESSION, other.id, False, True, stage.now)
-    assert [row.id for row in stage.it.prune(SESSION, None, False, True, stage.now)] == [mine.id]
+    assert [row.id for row in stage.it.prune(SESSION, None, False, True, stage.now).workers] == [mine.id]
     stage.it.unclaim(mine.id)
-    pruned = stage.it.prune(OVERRIDE, None, True, True, stage.now)
+    pruned = stage.it.prune(OVERRIDE, None, True, True, stage.now).workers
     assert {row.id for row in pruned} == {mine.id, other.id, foreign.id}
     assert stage.get(live).state == State.REGISTERING
+
+
+def test_pruning_takes_what_is_below_along_and_tells_what_is_kept(stage: Stage, family: Family) -> None:
+    parent, child, grandchild, stranger = family
+    stage.end(stranger)
+    stage.end(parent)
+    found = stage.it.prunable(SESSION, None, False)
+    assert [row.id for row in found.workers] == [stranger.id]
+    assert [(row.worker.id, row.code) for row in found.kept] == [(parent.id, Code.LIVE)]
+    stage.end(grandchild)
+    stage.end(child)
+    assert stage.it.prunable(PERSON, None, False) == ((), ())
+    # What is seen before and what is done is one choice, of all and of one.
+    for reference in (None, parent.id):
+        found = stage.it.prunable(SESSION, reference, False)
+        taken = [row.id for row in found.workers if row.id != stranger.id]
+        assert taken == [grandchild.id, child.id, parent.id]
+        assert stage.it.prune(SESSION, reference, False, True, stage.now) == found
+        for row in found.workers:
+            stage.it.unclaim(row.id)
+    stage.it.forget(SESSION, parent.id, True, stage.now)
+    with refused(Code.CONFLICT):
+        stage.it.prunable(SESSION, parent.id, False)
+    found = stage.it.prune(SESSION, None, False, True, stage.now)
+    assert [row.id for row in found.workers] == [stranger.id]
+    assert [(row.worker.id, row.code) for row in found.kept] == [(parent.id, Code.CONFLICT)]
 
 
 # Retention

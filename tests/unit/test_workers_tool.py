@@ -102,8 +102,8 @@ def test_every_action_is_carried_out(home: Home, service: Service) -> None:
         "heartbeat": {"workers": []},
         "logs": {"events": [], "output": None},
         "wait": {**one, "reached": True},
-        "forget": {"forgotten": [ended()]},
-        "prune": {"pruned": [ended()], "errors": []},
+        "forget": {"forgotten": [ended()], "candidates": []},
+        "prune": {"pruned": [ended()], "candidates": [], "errors": [], "kept": []},
         "cleanup": {"candidates": [], "handled": 0, "errors": 0, "deferred": 0},
         "health": {"version": "1", "live": 0, "systemd": 257, "confinement": []},
     }
@@ -326,20 +326,21 @@ def test_logs_take_as_many_lines_as_there_may_be(home: Home, service: Service) -
 
 
 def test_removal_is_acknowledged(home: Home, service: Service) -> None:
-    service.answers["list"] = {"workers": [worker(), ended("old")], "hidden": 0}
+    nothing: dict[str, Any] = {"pruned": [], "candidates": [], "errors": [], "kept": [], "more": 0}
+    service.answers["prune"] = {**nothing, "candidates": [ended("old")]}
     text, details = done("prune")
     assert "acknowledge:true removes these" in text and [each["name"] for each in details["candidates"]] == ["old"]
-    service.answers["status"] = {"worker": ended("old"), "processes": [], "unit": None}
-    service.answers["forget"] = Refused("acknowledge_required", "its work tree was changed; acknowledge that")
+    assert service.params("prune") == {"all": False, "preview": True}
+    service.answers["forget"] = {"forgotten": [], "candidates": [ended("old")], "why": "its work tree was changed"}
     text, details = done("forget", id="old")
     assert "its work tree was changed\n" in text and text.endswith("Nothing was removed; acknowledge:true removes it.")
     assert details["dry_run"] is True and [each["name"] for each in details["candidates"]] == ["old"]
-    assert service.params("forget") == {"worker": ID, "acknowledge": False}
+    assert service.params("forget") == {"worker": "old", "preview": True}
     service.answers["forget"] = Refused("not_owner", "the worker is another's")
     assert refused("forget", id="old")[0] == "not_owner"
-    service.answers["prune"] = {"pruned": [ended()], "errors": []}
-    done("prune", acknowledge=True, id="old")
-    assert service.params("prune") == {"all": False, "acknowledge": True, "worker": "old"}
+    service.answers["prune"] = {**nothing, "pruned": [ended()]}
+    assert done("prune", acknowledge=True, id="old")[0].startswith("pruned review")
+    assert service.asked[-1]["params"] == {"all": False, "acknowledge": True, "worker": "old"}
 
 
 def test_wait_tells_whether_it_was_worth_it(home: Home, service: Service) -> None:

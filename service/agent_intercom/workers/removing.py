@@ -8,18 +8,18 @@ begins again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent_intercom.workers import contract, places, strays
+from agent_intercom.workers import contract, places, retention, strays
 from agent_intercom.workers.answers import Known, told
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.strays import Stray
-from agent_intercom.workers.terms import Caller, Due, Work
+from agent_intercom.workers.terms import Caller, Due, Pruning, Work
 
 if TYPE_CHECKING:
     from agent_intercom.workers.records import Worker
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 class Forget(msgspec.Struct, forbid_unknown_fields=True):
     worker: str
     acknowledge: bool | None = None
+    preview: bool = False
 
 
 class Prune(msgspec.Struct, forbid_unknown_fields=True):
     worker: str | None = None
     all: bool = False
     acknowledge: bool = False
+    preview: bool = False
 
 
 class Cleanup(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,26 +51,37 @@ class Removing:
         self._registry = service.registry
         self._cleaning = asyncio.Lock()
         self.known: Known = {
-            "forget": (Forget, self._forget, True),
-            "prune": (Prune, self._prune, True),
+            # A preview changes nothing.
+            "forget": (Forget, self._forget, False),
+            "prune": (Prune, self._prune, False),
             "cleanup": (Cleanup, self._cleanup, False),
         }
 
     async def _forget(self, caller: Caller, asked: Forget) -> dict[str, Any]:
+        if asked.preview:
+            family = self._registry.forgettable(caller, asked.worker)
+            why = retention.hesitation(family)
+            return {"forgotten": [], "candidates": [told(worker) for worker in family], "why": why}
+        self._service.ready()
         claimed = self._registry.forget(caller, asked.worker, asked.acknowledge, now_ms())
         gone, errors = await self._delete(claimed)
         if errors:
             raise WorkerError(Code.STOP_FAILED, "files of the worker cannot be removed; it is kept", "worker")
-        return {"forgotten": gone}
+        return {"forgotten": gone, "candidates": []}
 
     async def _prune(self, caller: Caller, asked: Prune) -> dict[str, Any]:
+        if asked.preview:
+            found = self._registry.prunable(caller, asked.worker, asked.all)
+            now, more = _first(found)
+            candidates = [told(worker) for worker in now]
+            return {"pruned": [], "errors": [], "candidates": candidates, "more": len(more), "kept": _kept(found)}
+        self._service.ready()
         claimed = self._registry.prune(caller, asked.worker, asked.all, asked.acknowledge, now_ms())
-        # What was removed is told in one answer, which has an end.
-        now, later = claimed[: contract.Limits().listed], claimed[contract.Limits().listed :]
+        now, later = _first(claimed)
         for worker in later:
             self._registry.unclaim(worker.id)
         gone, errors = await self._delete(now)
-        return {"pruned": gone, "errors": errors, "more": len(later)}
+        return {"pruned": gone, "errors": errors, "candidates": [], "more": len(later), "kept": _kept(claimed)}
 
     async def _cleanup(self, caller: Caller, asked: Cleanup) -> dict[str, Any]:
         found = self._registry.cleanup(caller, now_ms())
@@ -156,6 +169,17 @@ class Removing:
             else:
                 gone.append(told(worker))
         return gone, errors
+
+
+def _first(pruning: Pruning) -> tuple[Sequence[Worker], Sequence[Worker]]:
+    """What one prune does, and what it leaves for the next: it is told in one answer, which has an end."""
+    most = contract.Limits().listed
+    return pruning.workers[:most], pruning.workers[most:]
+
+
+def _kept(pruning: Pruning) -> list[dict[str, Any]]:
+    kept = pruning.kept[: contract.Limits().listed]
+    return [{"worker": each.worker.id, "name": each.worker.name, "code": str(each.code)} for each in kept]
 
 
 async def left_behind(service: Service, unknown: Collection[Stray] | None) -> list[str]:

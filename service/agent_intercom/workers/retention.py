@@ -15,7 +15,8 @@ from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.facts import Facts
 from agent_intercom.workers.ownership import Ownership
 from agent_intercom.workers.records import Worker
-from agent_intercom.workers.terms import Caller, Candidates, Due, Work
+from agent_intercom.workers.table import deepest_first
+from agent_intercom.workers.terms import Caller, Candidates, Due, Kept, Pruning, Work
 
 
 def ended_at(worker: Worker) -> int:
@@ -38,29 +39,63 @@ class Retention(Ownership, Facts):
         Codes as of `find`, and worker_live, not_owner, acknowledge_required: where it is False, and of a caller outside
         every worker where nothing is said (None).
         """
-        worker = self._owned(caller, reference)
-        claimed = [*self._descendants(worker), worker]
-        if any(map(lifecycle.alive, claimed)):
-            raise WorkerError(Code.LIVE, "the worker, or one below it, has not ended; stop it first", "worker")
+        family = self.forgettable(caller, reference)
         if not acknowledge and (caller.worker is None or acknowledge is not None):
-            raise WorkerError(Code.ACKNOWLEDGE, _hesitation(claimed), "acknowledge")
-        return self._claim(claimed)
+            raise WorkerError(Code.ACKNOWLEDGE, f"{hesitation(family)}; acknowledge that", "acknowledge")
+        return self._claim(family)
 
-    def prune(self, caller: Caller, reference: str | None, everyone: bool, acknowledge: bool, now: int) -> list[Worker]:
-        """Claim everything that has ended and is the caller's own, deepest first; `reference` narrows it to one.
+    def forgettable(self, caller: Caller, reference: str) -> list[Worker]:
+        """What `forget` would claim: a worker that has ended, and its subtree, deepest first. Changes nothing.
+
+        Codes as of `find`, and worker_live, not_owner, conflict (it is being forgotten).
+        """
+        family = self._family(self._owned(caller, reference))
+        match self._held(family):
+            case Code.LIVE:
+                raise WorkerError(Code.LIVE, "the worker, or one below it, has not ended; stop it first", "worker")
+            case Code.CONFLICT:
+                raise WorkerError(Code.CONFLICT, "the worker is being forgotten", "worker")
+        return family
+
+    def prune(self, caller: Caller, reference: str | None, everyone: bool, acknowledge: bool, now: int) -> Pruning:
+        """Claim what `prunable` finds. Codes as of that, and acknowledge_required."""
+        found = self.prunable(caller, reference, everyone)
+        if not acknowledge:
+            raise WorkerError(Code.ACKNOWLEDGE, "records and files are deleted; acknowledge that", "acknowledge")
+        return found._replace(workers=tuple(self._claim(found.workers)))
+
+    def prunable(self, caller: Caller, reference: str | None, everyone: bool) -> Pruning:
+        """Everything that has ended and is the caller's own, with all below it; `reference` narrows it to one.
 
         `everyone` takes what is other people's as well, and needs an override. Workers that have something live below
-        them stay. Codes: forbidden, acknowledge_required, and as of `forget`.
+        them are kept, with all below them. Changes nothing. Codes: forbidden, and as of `forgettable`.
         """
         self._outside(caller)
         if everyone and not caller.override:
             raise WorkerError(Code.FORBIDDEN, "what others own is forgotten only with an override", "all")
-        if not acknowledge:
-            raise WorkerError(Code.ACKNOWLEDGE, "records and files are deleted; acknowledge that", "acknowledge")
         if reference is not None:
-            return self.forget(caller, reference, acknowledge, now)
-        own = [row for row in self.ended_workers() if everyone or self._mine(caller, None, row)]
-        return self._claim(self._whole(own))
+            return Pruning(tuple(self.forgettable(caller, reference)))
+        chosen: dict[str, Worker] = {}
+        kept = []
+        for row in self.ended_workers():
+            if not everyone and not self._mine(caller, None, row):
+                continue
+            family = self._family(row)
+            if why := self._held(family):
+                kept.append(Kept(row, why))
+            else:
+                chosen.update((each.id, each) for each in family)
+        return Pruning(tuple(deepest_first(chosen.values())), tuple(kept))
+
+    def _family(self, worker: Worker) -> list[Worker]:
+        """A worker and all below it, deepest first."""
+        return [*self._descendants(worker), worker]
+
+    def _held(self, family: Iterable[Worker]) -> str:
+        """The code of why a worker with all below it cannot be forgotten now, or empty."""
+        if any(map(lifecycle.alive, family)):
+            return Code.LIVE
+        return Code.CONFLICT if any(row.id in self._claims for row in family) else ""
 
     def cleanup(self, caller: Caller, now: int) -> Candidates:
         """What a cleanup would do now with what the caller may see: stops first, then deletions. Changes nothing.
@@ -120,17 +155,16 @@ class Retention(Ownership, Facts):
             if row.id not in chosen:
                 for above in self._ancestors(row):
                     chosen.pop(above.id, None)
-        return sorted(chosen.values(), key=lambda row: (-row.depth, row.created_at, row.id))
+        return deepest_first(chosen.values())
 
-    def _claim(self, workers: list[Worker]) -> list[Worker]:
-        if any(worker.id in self._claims for worker in workers):
-            raise WorkerError(Code.CONFLICT, "the worker is being forgotten", "worker")
-        self._claims.update(worker.id for worker in workers)
-        return workers
+    def _claim(self, workers: Iterable[Worker]) -> list[Worker]:
+        claimed = list(workers)
+        self._claims.update(worker.id for worker in claimed)
+        return claimed
 
 
-def _hesitation(workers: Iterable[Worker]) -> str:
-    """Why one should think before forgetting these workers, and what to do then."""
+def hesitation(workers: Iterable[Worker]) -> str:
+    """What forgetting these workers does, and why one should think before."""
     reasons = []
     if any(worker.dirty is not False for worker in workers):
         reasons.append("its directory had changes that are not committed, or nobody knows")
@@ -139,4 +173,4 @@ def _hesitation(workers: Iterable[Worker]) -> str:
     if any(not worker.stop_reason for worker in workers):
         reasons.append("nobody asked it to end")
     why = "; ".join(reasons)
-    return "its record and private files are deleted" + (f" ({why})" if why else "") + "; acknowledge that"
+    return "its record and private files are deleted" + (f" ({why})" if why else "")

@@ -73,7 +73,7 @@ class Table:
 
     def fenced(self) -> list[Worker]:
         """The workers that are to be ended and have not, deepest first: to be stopped again after a restart of ours."""
-        return _deepest_first(filter(lifecycle.fenced, self._rows.values()))
+        return deepest_first(filter(lifecycle.fenced, self._rows.values()))
 
     def ended_workers(self) -> list[Worker]:
         """The workers that have ended and are retained."""
@@ -232,7 +232,7 @@ class Table:
 
     def _descendants(self, worker: Worker) -> list[Worker]:
         """What is below a worker, deepest first."""
-        return _deepest_first(
+        return deepest_first(
             row for row in self._rows.values() if any(above.id == worker.id for above in self._ancestors(row))
         )
 
@@ -251,5 +251,6 @@ class Table:
         return worker if fenced is worker else self._put(fenced, "stop_requested", reason)
 
 
-def _deepest_first(workers: Iterable[Worker]) -> list[Worker]:
+def deepest_first(workers: Iterable[Worker]) -> list[Worker]:
+    """Workers in an order in which none comes before what is below it."""
     return sorted(workers, key=lambda worker: (-worker.depth, worker.created_at, worker.id))

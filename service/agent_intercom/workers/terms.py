@@ -113,6 +113,20 @@ class Listed(NamedTuple):
     more: int = 0
 
 
+class Kept(NamedTuple):
+    """A worker that `prune` leaves, and the code of why: something below it lives, or it is being forgotten."""
+
+    worker: Worker
+    code: str
+
+
+class Pruning(NamedTuple):
+    """What `prune` forgets, deepest first, and what of the caller's own has ended and is kept all the same."""
+
+    workers: tuple[Worker, ...]
+    kept: tuple[Kept, ...] = ()
+
+
 class Candidates(NamedTuple):
     """What a cleanup would do, in order, and how many more there are than one pass may do."""
 

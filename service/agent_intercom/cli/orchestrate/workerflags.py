@@ -212,6 +212,10 @@ def _removing(adding: Adding, lazy: Lazy) -> None:
     with adding.command(
         "prune", lazy("worker.removing", "prune"), "remove the records of workers that have ended", "worker prune --yes"
     ) as sub:
+        sub.description = (
+            "Remove the records and private files of your workers that have ended, with those of the workers that\n"
+            "they had started. Those below which one lives are kept, and named."
+        )
         sub.add_argument("worker", nargs="?", metavar="WORKER", help=f"{_WORKER} (default: all of yours)")
         sub.add_argument(
             "--all", action="store_true", help="those of others too; with --override, if they are not yours"

@@ -79,8 +79,8 @@ _ANSWERS: Final = {
     "heartbeat": _WORKERS,
     "logs": frozenset({"events"}),
     "wait": frozenset({"worker", "reached"}),
-    "forget": frozenset({"forgotten"}),
-    "prune": frozenset({"pruned", "errors"}),
+    "forget": frozenset({"forgotten", "candidates"}),
+    "prune": frozenset({"pruned", "errors", "candidates", "kept"}),
     "cleanup": frozenset({"candidates", "handled"}),
     "health": frozenset({"version", "live", "systemd"}),
 }

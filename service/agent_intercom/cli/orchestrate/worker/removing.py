@@ -11,8 +11,6 @@ from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, C
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.worker.looking import nobody, now
 from agent_intercom.cli.orchestrate.workerflags import exit_of
-from agent_intercom.workers.contract import TERMINAL, Code
-from agent_intercom.workers.errors import WorkerError
 
 
 def forget(options: argparse.Namespace) -> Answer:
@@ -20,61 +18,34 @@ def forget(options: argparse.Namespace) -> Answer:
     with calling.asking(options) as service:
         if options.yes:
             result = service.request("forget", {"worker": options.worker, "acknowledge": True})
-            data = {"dry_run": False, "candidates": [], **result}
-            return Answer(data, telling.safe(telling.removed("forgot", result["forgotten"])))
-        data, why = forgettable(service, options.worker)
+            return Answer({"dry_run": False, **result}, telling.safe(telling.forgot(result["forgotten"])))
+        found = service.request("forget", {"worker": options.worker, "preview": True})
     again = f"`{_again(options, 'forget')} --yes` does it"
-    return Answer(data, telling.safe(telling.forgettable(data["candidates"], why, again)))
-
-
-def forgettable(service: calling.Asking, worker: str) -> tuple[JsonObject, str]:
-    """What a `forget` would remove, and what there is to think about. Raises WorkerError where it would be refused."""
-    why = "its record and private files are deleted"
-    found = prunable(service, worker, False)
-    # An acknowledgement that is denied is refused, whoever asks: leaving it out would do it for a worker.
-    try:
-        service.request("forget", {"worker": found[0]["id"], "acknowledge": False})
-    except WorkerError as error:
-        if error.code != Code.ACKNOWLEDGE:
-            raise
-        why = error.text.removesuffix("; acknowledge that")
-    return {"dry_run": True, "candidates": found, "forgotten": []}, why
+    return Answer({"dry_run": True, **found}, telling.safe(telling.forgettable(found, again)))
 
 
 def prune(options: argparse.Namespace) -> Answer:
     """`worker prune`: all that have ended. Without `--yes` it only tells which those are."""
     if options.all and not options.override:
         raise calling.refuse("prune --all removes what is not yours", "Say --override, too, if you may.")
-    params: JsonObject = {"all": options.all, "acknowledge": True}
-    if options.worker is not None:
-        params["worker"] = options.worker
+    params = pruning(options.worker, options.all, options.yes)
     try:
         with calling.asking(options) as service:
-            if not options.yes:
-                return _preview(options, prunable(service, options.worker, options.all))
             result = service.request("prune", params)
     except CommandFailure as failure:
         if options.yes or options.worker is not None:
             raise
         return nobody(failure)
-    data = {"dry_run": False, "candidates": [], **result}
-    return _with_errors(data, telling.removed("pruned", result["pruned"], result.get("more", 0)), result["errors"])
+    if not options.yes:
+        again = f"`{_again(options, 'prune')} --yes` looks again, and removes what is there"
+        return Answer({"dry_run": True, **result}, telling.safe(telling.prunable(result, again, now())))
+    return _with_errors({"dry_run": False, **result}, telling.pruned(result), result["errors"])
 
 
-def _preview(options: argparse.Namespace, found: list[JsonObject]) -> Answer:
-    data: JsonObject = {"dry_run": True, "candidates": found, "pruned": [], "errors": []}
-    return Answer(data, telling.safe(telling.prunable(found, _again(options, "prune"), now())))
-
-
-def prunable(service: calling.Asking, worker: str | None, everyone: bool) -> list[JsonObject]:
-    """The workers that a prune would remove. Raises WorkerError for one that lives, or that there is not."""
-    if worker is not None:
-        found = service.request("status", {"worker": worker})["worker"]
-        if found["state"] not in TERMINAL:
-            raise WorkerError(Code.LIVE, "the worker has not ended", "worker")
-        return [found]
-    listed = service.request("list", {"all": everyone, "history": True})["workers"]
-    return [each for each in listed if each["state"] in TERMINAL]
+def pruning(worker: str | None, everyone: bool, really: bool) -> JsonObject:
+    """What a prune asks the service for: to do it, or for a preview of just that."""
+    params: JsonObject = {"all": everyone, **({"acknowledge": True} if really else {"preview": True})}
+    return params if worker is None else {**params, "worker": worker}
 
 
 def cleanup(options: argparse.Namespace) -> Answer:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from agent_intercom.cli.orchestrate.amounts import spoken
 from agent_intercom.cli.output import printable, table
-from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Outcome, State, StopReason
+from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, State, StopReason
 
 Worker = Mapping[str, Any]
 """`records.Worker` as JSON."""
@@ -244,30 +244,53 @@ def renewed(workers: Sequence[Worker], now: int) -> Iterator[str]:
         yield f"{worker['name']}: renewed" + (f", {note}" if note else "")
 
 
-def removed(word: str, workers: Sequence[Any], more: int = 0) -> Iterator[str]:
-    """What is gone, and how many are left for the next time."""
+def forgot(workers: Sequence[Any]) -> Iterator[str]:
+    """What is gone."""
     for worker in workers:
-        yield f"{word} {_named(worker)}"
-    if not workers:
+        yield f"forgot {_named(worker)}"
+
+
+def pruned(result: Mapping[str, Any]) -> Iterator[str]:
+    """What is gone, how many are left for the next time, and what is kept."""
+    for worker in result["pruned"]:
+        yield f"pruned {_named(worker)}"
+    if not result["pruned"]:
         yield "Nothing was removed."
-    if more:
+    yield from _kept(result)
+    if more := result.get("more"):
         yield f"{more} more are left for the next time."
 
 
-def forgettable(workers: Sequence[Worker], why: str, again: str) -> Iterator[str]:
+def forgettable(result: Mapping[str, Any], again: str) -> Iterator[str]:
     """What `forget` would remove, and what there is to think about."""
-    for worker in workers:
-        yield f"would be forgotten: {_named(worker)}: {why}"
+    found = result["candidates"]
+    for worker in found[:-1]:
+        yield f"would be forgotten: {_named(worker)}"
+    # What is below it comes first.
+    for worker in found[-1:]:
+        yield f"would be forgotten: {_named(worker)}: {result['why']}"
     yield f"Nothing was removed; {again}."
 
 
-def prunable(workers: Sequence[Worker], again: str, now: int) -> Iterator[str]:
+def prunable(result: Mapping[str, Any], again: str, now: int) -> Iterator[str]:
     """What a prune would remove."""
-    if not workers:
-        yield "Nothing to remove: no worker of yours that has ended is retained."
-        return
-    yield from table(_HEADER, [_row(worker, now) for worker in workers])
-    yield f"Would remove {len(workers)}. Nothing was removed; `{again} --yes` looks again, and removes what is there."
+    found = result["candidates"]
+    if found:
+        yield from table(_HEADER, [_row(worker, now) for worker in found])
+    yield from _kept(result)
+    if more := result.get("more"):
+        yield f"{more} more would be left for the next time."
+    if found:
+        yield f"Would remove {len(found)}. Nothing was removed; {again}."
+    else:
+        held = "" if result["kept"] else ": no worker of yours that has ended is retained"
+        yield f"Nothing to remove{held}."
+
+
+def _kept(result: Mapping[str, Any]) -> Iterator[str]:
+    for each in result["kept"]:
+        why = "a worker below it lives" if each["code"] == Code.LIVE else words(each["code"])
+        yield f"kept: {_named(each)}: {why}"
 
 
 def cleanup(result: Mapping[str, Any], execute: bool, again: str, now: int) -> Iterator[str]:

@@ -272,28 +272,24 @@ class _Acting:
         return telling.safe(telling.renewed(result["workers"], looking.now())), result
 
     def _forget(self) -> tuple[Iterable[str], dict[str, Any]]:
-        from agent_intercom.cli.orchestrate.worker import removing, telling
+        from agent_intercom.cli.orchestrate.worker import telling
 
+        wanted = {"worker": self._params["id"]}
         if not self._params.get("acknowledge", False):
-            result, why = removing.forgettable(self._service, self._params["id"])
-            lines = telling.forgettable(result["candidates"], why, "acknowledge:true removes it")
-            return telling.safe(lines), result
-        result = self._service.request("forget", {"worker": self._params["id"], "acknowledge": True})
-        return telling.safe(telling.removed("forgot", result["forgotten"])), result
+            result = self._service.request("forget", {**wanted, "preview": True})
+            return telling.safe(telling.forgettable(result, "acknowledge:true removes it")), {"dry_run": True, **result}
+        result = self._service.request("forget", {**wanted, "acknowledge": True})
+        return telling.safe(telling.forgot(result["forgotten"])), {"dry_run": False, **result}
 
     def _prune(self) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import looking, removing, telling
 
-        if not self._params.get("acknowledge", False):
-            found = removing.prunable(self._service, self._params.get("id"), False)
-            lines = [*telling.listed({"workers": found, "hidden": 0}, None, True, looking.now())]
-            lines.append("Nothing was removed: acknowledge:true removes these.")
-            return telling.safe(lines), {"candidates": found, "pruned": [], "errors": []}
-        wanted: dict[str, Any] = {"all": False, "acknowledge": True}
-        if "id" in self._params:
-            wanted["worker"] = self._params["id"]
-        result = self._service.request("prune", wanted)
-        return telling.safe(telling.removed("pruned", result["pruned"], result.get("more", 0))), result
+        really = self._params.get("acknowledge", False)
+        result = self._service.request("prune", removing.pruning(self._params.get("id"), False, really))
+        lines = telling.pruned(result)
+        if not really:
+            lines = telling.prunable(result, "acknowledge:true removes these", looking.now())
+        return telling.safe(lines), {"dry_run": not really, **result}
 
     def _cleanup(self) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import looking, telling

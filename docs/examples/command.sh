@@ -6,7 +6,8 @@ set -eu
 orchestrate progress --phase thinking >&2 || :
 cd "${AGENT_INTERCOM_CHECKOUT:-.}" # A role that may not write has a copy to work in.
 said=$("$@" <"$AGENT_INTERCOM_ASSIGNMENT_FILE")
-summary=$(printf %s "$said" | head -c 2000 | iconv -c -f UTF-8 -t UTF-8)
+[ "$AGENT_INTERCOM_ASSIGNMENT_KIND" = plan ] && most=1000 || most=2000
+summary=$(printf %s "$said" | head -c "$most" | iconv -c -f UTF-8 -t UTF-8)
 if [ "$AGENT_INTERCOM_ROLE" != reviewer ]; then
     exec orchestrate report --summary "$summary"
 elif printf '%s\n' "$said" | grep -qx APPROVED; then

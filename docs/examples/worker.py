@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+PLAN = ("relevant_paths", "relevant_symbols", "intended_changes", "required_checks", "risks", "open_questions")
+
 
 class Worker:
     """What outlives a connection: the memory, in a file of the run's directory, and the command that runs."""
@@ -106,7 +108,8 @@ class Worker:
         except ValueError:
             body = {"summary": self.output.decode(errors="replace").strip()[:1_000]}
         if child.returncode == 0 and self.output.strip() and isinstance(body, dict):
-            self.remember(report={"kind": self.memory["work"]["kind"], **body})
+            kind = self.memory["work"]["kind"]  # All lists of a plan are to be there, if only empty.
+            self.remember(report={"kind": kind, **({name: [] for name in PLAN} if kind == "plan" else {}), **body})
 
 
 if __name__ == "__main__":

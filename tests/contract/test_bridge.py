@@ -365,9 +365,10 @@ def test_a_bridge_that_is_confined_does_all_that_it_has_to() -> None:
         assert workers.text("program") == "one\n"
 
 
-def test_the_example_program_reports_what_an_agent_prints() -> None:
+@pytest.mark.parametrize("flow", ["single", "phased"])
+def test_the_example_program_reports_what_an_agent_prints(flow: str) -> None:
     example = Path(__file__).resolve().parents[2] / "docs/examples/command.sh"
-    with team(task="Make the parser sound.") as workers:
+    with team(task="Make the parser sound.", flow=flow) as workers:
         agent = workers.run.root / "bin/agent"
         agent.write_text('#!/bin/sh\ngrep -q "Make the parser sound" - && echo "It is." && echo "$1"\n')
         agent.chmod(0o755)
@@ -375,6 +376,26 @@ def test_the_example_program_reports_what_an_agent_prints() -> None:
         workers.start("reviewer", f"exec {example} agent APPROVED", AGENT_INTERCOM_READ_ONLY="1")
         workers.until("ready", 1)
         assert reports(workers.run)[-1] == ("reviewer", 1, "review", "approved")
+        assert [row[2] for row in reports(workers.run)[:-1]] == ["plan", "implementation"][flow == "single" :]
+
+
+def test_a_plan_in_words_only_is_one_and_said_again_a_duplicate() -> None:
+    script = """
+    case $AGENT_INTERCOM_ASSIGNMENT_KIND in
+        plan) trap "" TERM # What comes next is there before it has ended.
+            echo '{"summary": "x", "steps": []}' | orchestrate report 2>first && exit 1
+            orchestrate report --summary "First this." >second; orchestrate report --summary "That." >third ;;
+        *) orchestrate report --summary Done. ;;
+    esac
+    """
+    with team(flow="phased") as workers:
+        workers.start("implementer", script)
+        workers.start("reviewer", "orchestrate report --summary Good. 2>unsaid || " + APPROVING)
+        workers.until("ready", 1)
+        assert "no field `steps`" in workers.text("first") and "the verdict is missing" in workers.text("unsaid")
+        assert workers.text("second") == "accepted\n" and workers.text("third").startswith("duplicate: ")
+        assert [row[2] for row in reports(workers.run)] == ["plan", "implementation", "review"]
+        assert workers.run.events("worker_disconnected") == []
 
 
 def test_usage_and_guardrails_are_told() -> None:

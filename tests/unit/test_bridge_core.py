@@ -311,7 +311,7 @@ def test_a_report_on_what_was_reported_before_is_answered_by_the_broker() -> Non
     [
         ({"verdict": "approved"}, "forbidden", "verdict"),
         ({"kind": "review"}, "forbidden", "kind"),
-        ({"kind": "plan"}, "invalid_protocol", "report"),
+        ({"kind": "plan"}, "forbidden", "kind"),
         ({"changed_paths": ["/etc"]}, "invalid_protocol", "changed_paths"),
         ({"more": 1}, "invalid_protocol", "report"),
     ],

@@ -18,7 +18,8 @@ import pytest
 
 from agent_intercom.cli.orchestrate import reporting
 from agent_intercom.cli.orchestrate.answer import CommandFailure
-from agent_intercom.workers.bridge import line, looking, memory, settings, traces
+from agent_intercom.orchestration import reports
+from agent_intercom.workers.bridge import fields, line, looking, memory, settings, traces
 from agent_intercom.workers.bridge import main as bridge_main
 from agent_intercom.workers.errors import WorkerError
 
@@ -226,7 +227,7 @@ def test_a_bridge_imports_little() -> None:
     [
         ("reviewer", "review", "    orchestrate report --summary 'TEXT' --verdict approved"),
         ("implementer", "implementation", "    orchestrate report --summary 'TEXT'"),
-        ("implementer", "plan", "    orchestrate report <report.json"),
+        ("implementer", "plan", "    orchestrate report --summary 'TEXT'"),
     ],
 )
 def test_what_a_command_reads_ends_with_how_to_answer(role: str, kind: str, line: str) -> None:
@@ -235,7 +236,11 @@ def test_what_a_command_reads_ends_with_how_to_answer(role: str, kind: str, line
     text = known.text()
     asked, how = text.split("# How to answer here\n")
     assert asked.endswith("Do it.\n\n") and line in how.splitlines()
-    assert ("--summary" in how) is (kind != "plan") and ("--verdict" in how) is (role == "reviewer")
+    assert "    orchestrate report <report.json" in how.splitlines()
+    assert ("--verdict" in how) is ("`verdict`" in how) is (role == "reviewer")
+    example = json.loads(next(each for each in how.splitlines() if each.startswith("    {")))
+    assert all(f"- `{name}`: " in how for name in example) and f"`kind` is `{kind}`" in how
+    assert reports.accept(role, fields.complete(example, role, kind)).kind == kind
 
 
 def test_what_is_left_for_persons_is_private_and_named_by_round_and_kind(tmp_path: Path) -> None:

@@ -173,15 +173,15 @@ def test_the_fields_of_reports_have_the_limits_of_the_page(head: str, base: Any,
 
 def test_checks_and_findings_are_as_the_page_says() -> None:
     rows = {names(row[0])[0]: keys(row[1]) for row in table("Field of a report")}
-    assert rows["checks"][0] == reports._CHECK and not rows["checks"][1]
+    assert rows["checks"][0] == reports.CHECK and not rows["checks"][1]
     required, optional = rows["findings"]
-    assert required == reports._FINDING_REQUIRED and required | optional == reports._FINDING
+    assert required == reports.FINDING_REQUIRED and required | optional == reports.FINDING
     text = PAGE[PAGE.index("The status of a check is") :]
     statuses, severities = (
         text.partition("; the severity")[0],
         text.partition("; the severity")[2].partition(", its")[0],
     )
-    assert set(names(statuses)) == reports._CHECK_STATUSES and set(names(severities)) == reports._SEVERITIES
+    assert set(names(statuses)) == set(reports.CHECK_STATUSES) and set(names(severities)) == set(reports.SEVERITIES)
     assert "does not begin with `/`, is not `.`, has no component `..`" in " ".join(PAGE.split())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -38,14 +38,16 @@ _KNOWN: Final = frozenset({"kind", "summary", "changed_paths", "checks", "findin
 _REQUIRED: Final = frozenset({"kind", "summary"})
 _PLAN_LISTS: Final = ("relevant_paths", "relevant_symbols", "intended_changes", "required_checks", "open_questions")
 _PLAN: Final = frozenset({"kind", "summary", "risks", *_PLAN_LISTS})
-_CLAIMS: Final = ("changed_paths", "checks", "findings", "limitations")
-_PLAN_WITH_CLAIMS: Final = _PLAN.union(_CLAIMS, {"verdict"})
+CLAIMS: Final = ("changed_paths", "checks", "findings", "limitations")
+"""Lists that a plan has with `verdict`, all of them and empty, or none of them."""
 
-_CHECK: Final = frozenset({"name", "status"})
-_CHECK_STATUSES: Final = frozenset({"passed", "failed", "skipped", "unknown"})
-_FINDING: Final = frozenset({"severity", "path", "line", "summary", "acceptance"})
-_FINDING_REQUIRED: Final = frozenset({"severity", "summary"})
-_SEVERITIES: Final = frozenset({"critical", "high", "medium", "low", "info"})
+_PLAN_WITH_CLAIMS: Final = _PLAN.union(CLAIMS, {"verdict"})
+
+CHECK: Final = frozenset({"name", "status"})
+CHECK_STATUSES: Final = ("passed", "failed", "skipped", "unknown")
+FINDING: Final = frozenset({"severity", "path", "line", "summary", "acceptance"})
+FINDING_REQUIRED: Final = frozenset({"severity", "summary"})
+SEVERITIES: Final = ("critical", "high", "medium", "low", "info")
 _VERDICTS: Final = {
     REVIEWER: frozenset({"approved", "changes_requested"}),
     PLAYWRIGHT: frozenset({"pass", "fail"}),
@@ -66,6 +68,23 @@ class Report(msgspec.Struct, frozen=True):
     finding_count: int
     risk_count: int
     limitation_count: int
+
+
+class Field(NamedTuple):
+    """A field of a report: how many entries it has at most (None: it is no list), and how long a text in it may be."""
+
+    name: str
+    entries: int | None
+    length: int
+
+
+def fields(role: str, kind: str) -> list[Field]:
+    """What a report of this role and kind can say, without `kind` and `verdict`. All of a plan are to be there."""
+    if kind == Kind.PLAN:
+        lists = [Field(name, _MAX_PLAN_ITEMS, _MAX_PLAN_ITEM) for name in (*_PLAN_LISTS[:-1], "risks", _PLAN_LISTS[-1])]
+        return [Field("summary", None, _MAX_PLAN_SUMMARY), *lists]
+    names = ("changed_paths", "checks", "findings", "risks", "limitations")[0 if role == IMPLEMENTER else 1 :]
+    return [Field("summary", None, _MAX_SUMMARY), *(Field(name, _MAX_ITEMS, _MAX_ITEM) for name in names)]
 
 
 def accept(role: str, raw: object) -> Report:
@@ -133,7 +152,7 @@ def _plan(role: str, raw: dict[str, Any]) -> dict[str, Any]:
     if raw.keys() not in (_PLAN, _PLAN_WITH_CLAIMS):
         raise _invalid("Plan report has missing or unknown fields")
     # One of the two forms of a bridge carries the keys of the other kinds, to say that it claims nothing.
-    if any(raw.get(key, []) != [] for key in _CLAIMS) or raw.get("verdict") is not None:
+    if any(raw.get(key, []) != [] for key in CLAIMS) or raw.get("verdict") is not None:
         raise _invalid("Plan report cannot contain implementation or review claims")
     summary = _summary(raw["summary"], "Plan summary", _MAX_PLAN_SUMMARY)
     lists = {key: _texts(raw[key], key, _MAX_PLAN_ITEMS, _MAX_PLAN_ITEM) for key in (*_PLAN_LISTS, "risks")}
@@ -169,11 +188,11 @@ def _entries(raw: dict[str, Any], label: str, read: Callable[[object], dict[str,
 
 
 def _check(entry: object) -> dict[str, Any]:
-    if not isinstance(entry, dict) or entry.keys() != _CHECK:
+    if not isinstance(entry, dict) or entry.keys() != CHECK:
         raise _invalid("Check entries are invalid", "checks")
     name = _text(entry["name"], "Check name", _MAX_ITEM)
     status = entry["status"]
-    if not isinstance(status, str) or status not in _CHECK_STATUSES:
+    if not isinstance(status, str) or status not in CHECK_STATUSES:
         raise _invalid("Check status is invalid", "checks")
     return {"name": name, "status": status}
 
@@ -181,10 +200,10 @@ def _check(entry: object) -> dict[str, Any]:
 def _finding(entry: object) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise _invalid("Finding entries are invalid", "findings")
-    if not _FINDING_REQUIRED <= entry.keys() <= _FINDING:
+    if not FINDING_REQUIRED <= entry.keys() <= FINDING:
         raise _invalid("Finding fields are invalid", "findings")
     severity = entry["severity"]
-    if not isinstance(severity, str) or severity not in _SEVERITIES:
+    if not isinstance(severity, str) or severity not in SEVERITIES:
         raise _invalid("Finding severity is invalid", "findings")
     path = _optional_text(entry.get("path"), "Finding path")
     line = entry.get("line")

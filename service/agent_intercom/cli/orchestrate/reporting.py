@@ -25,6 +25,7 @@ from agent_intercom.cli.orchestrate.answer import INTERNAL_ERROR, REPORTING_EXIT
 
 SOCKET: Final = "AGENT_INTERCOM_BRIDGE_SOCKET"
 ASSIGNMENT: Final = "AGENT_INTERCOM_ASSIGNMENT_ID"
+KIND: Final = "AGENT_INTERCOM_ASSIGNMENT_KIND"
 MAX_FILE: Final = 131_072
 """Bytes of a file that is read: several times what a report may have."""
 
@@ -35,8 +36,8 @@ _MAX_ADDRESS: Final = 100
 _PIECE: Final = 65_536
 _STDIN: Final = "-"
 _WAYS_OUT: Final = {
-    "invalid_protocol": "Correct it and say it again; docs/workers.md has every field.",
-    "forbidden": "Correct it and say it again; docs/workers.md has what each role may say.",
+    "invalid_protocol": "Correct it and say it again; the assignment file ends with every field.",
+    "forbidden": "Correct it and say it again; the assignment file ends with what may be said.",
     "conflict": "End: nobody waits for this any more.",
     "unauthorized": "End: the role has another worker by now.",
     "not_accepted_yet": "Nothing has to be done; to say the same again waits for the answer again.",
@@ -56,6 +57,8 @@ def report(options: argparse.Namespace) -> Answer:
     body = _object(file, "--file") if summary is None else {"summary": summary}
     if options.verdict is not None:
         body["verdict"] = options.verdict
+    if kind := os.environ.get(KIND):
+        body.setdefault("kind", kind)
     answer = _asked({"request": "report", "report": body, "usage": _usage(options.usage_file)})
     status = str(answer.get("status", ""))
     told = "the broker had a report on this assignment before, which counts" if status == "duplicate" else ""
@@ -138,7 +141,7 @@ def _exchange(address: str, request: dict[str, Any]) -> dict[str, Any]:
             line.settimeout(_TIMEOUT)
             line.connect(name)
             if peer_credentials(line).uid != os.geteuid():
-                raise _failure("unauthorized", "another user listens at the bridge's address")
+                raise _failure("unauthorized", "another user listens at its address", "End: it is not the bridge.")
             asked = True
             line.sendall(codec.encode(request) + b"\n")
             content = b""

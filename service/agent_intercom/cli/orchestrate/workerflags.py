@@ -29,7 +29,7 @@ REPORTING: Final = {
     0: "accepted, or told; the answer says which",
     1: "failed; the code tells what",
     2: "wrong usage, or a report that is no report; nothing was told",
-    3: "not now: it may be said again",
+    3: "no answer yet, or none: the code tells whether to say it again or to end",
     5: "nobody waits for it any more",
     6: "the role may not say this",
 }
@@ -66,11 +66,14 @@ def add_reporting(adding: Adding, lazy: Lazy) -> None:
     with adding.command(
         "report", lazy("reporting", "report"), "report what became of an assignment", "report --summary 'It is done.'"
     ) as sub:
-        sub.description = "Report what became of an assignment. For the command of a worker in a run."
+        sub.description = (
+            "Report what became of an assignment. For the command of a worker in a run, whose assignment file ends "
+            "with the fields of its report. A role with verdicts needs one: --verdict, or a field of FILE."
+        )
         said = sub.add_mutually_exclusive_group()
         said.add_argument("--file", metavar="FILE", help="the report, JSON; - reads standard input (default)")
-        said.add_argument("--summary", metavar="TEXT", help="a report in words only")
-        sub.add_argument("--verdict", metavar="VERDICT", help="with --summary: what a reviewer decides")
+        said.add_argument("--summary", metavar="TEXT", help="a report in words only, of any kind")
+        sub.add_argument("--verdict", metavar="VERDICT", help="with --summary: what its role decides")
         sub.add_argument("--usage-file", metavar="FILE", help="what it has used, JSON; - reads standard input")
     with adding.command(
         "progress", lazy("reporting", "progress"), "tell what a worker is at", "progress --phase tool"

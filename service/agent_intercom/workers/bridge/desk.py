@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from agent_intercom.orchestration import contract, reports
-from agent_intercom.orchestration.contract import Code
+from agent_intercom.orchestration.contract import Code, Kind
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.workers.bridge import events
+from agent_intercom.workers.bridge import events, fields
 from agent_intercom.workers.bridge.memory import Kept, Memory, Work
 
 PROGRESS_MS: Final = 2_000
@@ -189,10 +189,11 @@ class Desk:
         """The report as it is to be sent. What the broker would refuse is refused here, where the connection stays."""
         if not isinstance(report, dict):
             raise Refusal(Code.INVALID_PROTOCOL, "Report must be an object", "report")
-        body = {"kind": work.kind if work else contract.report_kind(self.memory.role), **report}
-        accepted = reports.accept(self.memory.role, body)
-        if work is not None and accepted.kind != work.kind:
-            raise Refusal(Code.FORBIDDEN, "Report kind does not match the active assignment", "kind")
+        # Of an assignment that is over nobody knows the kind any more, and the first report on it counts.
+        said = report.get("kind")
+        kind = work.kind if work else said if said == Kind.PLAN else contract.report_kind(self.memory.role)
+        body = fields.complete(report, self.memory.role, kind)
+        reports.accept(self.memory.role, body)
         return body
 
     def _spend(self, usage: object) -> None:

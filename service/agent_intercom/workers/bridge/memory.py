@@ -11,6 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from agent_intercom.orchestration import reports
+from agent_intercom.orchestration.contract import Kind
+from agent_intercom.workers.bridge import fields
 from agent_intercom.workers.bridge.spending import Spending
 
 VERSION: Final = 1
@@ -124,16 +126,17 @@ class Memory(msgspec.Struct):
 
 
 def _answering(role: str, kind: str) -> str:
-    """How a command answers, whatever the texts before say. A plan has more than words."""
-    choice = reports.verdicts(role)
+    """How a command answers, whatever the texts before say."""
+    choice = reports.verdicts(role) if kind != Kind.PLAN else []
     verdict = f" --verdict {choice[0]}\n\nInstead of {choice[0]}: {', '.join(choice[1:])}." if choice else ""
-    words = f"A report in words only:\n\n    orchestrate report --summary 'TEXT'{verdict}\n\n" if kind != "plan" else ""
     return (
         "# How to answer here\n\n"
         "There is no tool `orchestrator_report` here: where it is named, the command `orchestrate report` is meant. It "
-        "reads the report, one JSON object with the same fields, from standard input:\n\n"
+        "reads the report, one JSON object, from standard input:\n\n"
         "    orchestrate report <report.json\n\n"
-        f"{words}It prints what became of it, and `accepted` ends the assignment. Call it once; do not, "
+        f"{fields.told(role, kind)}\n\n"
+        f"A report in words only:\n\n    orchestrate report --summary 'TEXT'{verdict}\n\n"
+        "It prints what became of it, and `accepted` ends the assignment. Call it once; do not, "
         "if whoever started you makes the report out of what you print."
     )
 

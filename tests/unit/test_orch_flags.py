@@ -37,6 +37,14 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
     "list": ((), {"--all": (("--all",), "all", True)}),
     "status": ((), SESSION_AND_RUN),
     "watch": ((), SESSION_AND_RUN),
+    "wait": (
+        (),
+        {
+            **SESSION_AND_RUN,
+            "--until": (("--until", "end"), "until", "end"),
+            "--timeout": (("--timeout", "2h"), "timeout", 7_200_000),
+        },
+    ),
     "dashboard": ((), SESSION_AND_RUN),
     "attach": ((), {"SESSION": SESSION_AND_RUN["SESSION"]}),
     "events": (

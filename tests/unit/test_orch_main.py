@@ -195,6 +195,8 @@ def test_every_code_has_an_exit_status_of_the_contract() -> None:
         "missing_prerequisite",
         "local_runtime_error",
         "internal_error",
+        "timed_out",
+        "run_over",
     }
 
 

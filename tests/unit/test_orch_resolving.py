@@ -13,7 +13,7 @@ from tests.unit.orchruns import ID, make
 
 READS = ("snapshot", "usage", "events", "command")
 NEEDED = {"command": ("--role", "implementer", "--command-id", "a" * 32)}
-SEEN = ("status", "events", "usage", "watch", "dashboard", "attach")
+SEEN = ("status", "events", "usage", "watch", "wait", "dashboard", "attach")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_nothing_is_named_and_nothing_lives(home: Home, words: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize(
-    "words", [*((name, "s", "--run", "x") for name in SEEN[:5]), *(read(name, "s", "--run", "x") for name in READS)]
+    "words", [*((name, "s", "--run", "x") for name in SEEN[:6]), *(read(name, "s", "--run", "x") for name in READS)]
 )
 def test_an_unknown_run(home: Home, root: Path, words: tuple[str, ...]) -> None:
     code, hint = told(home, *words)

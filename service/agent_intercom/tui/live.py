@@ -26,6 +26,9 @@ from agent_intercom.tui.view import MAX_EVENTS, Life, View
 INTERVAL_S: Final = 0.1
 """Between two drawings."""
 
+_LONGEST_MS: Final = 2**31 - 1
+"""poll(2) takes no more."""
+
 _LEAVE: Final = frozenset("qQ\x03\x04")
 
 
@@ -231,26 +234,49 @@ class EventLines:
     let_go = again
 
 
-def follow(source: RunSource, shown: Shown, terminal: Terminal | None = None) -> None:
+def follow(
+    source: RunSource,
+    shown: Shown,
+    terminal: Terminal | None = None,
+    *,
+    enough: Callable[[Reading], bool] | None = None,
+    seconds: float | None = None,
+) -> None:
     """Show the run until it is stopped or the person leaves (`q`). That a run of another host ends is not seen.
+
+    It also ends where a reading is `enough`, or `seconds` are over.
 
     Raises OSError where the kernel tells of nothing (ENOSPC, EMFILE: a limit is reached), BrokenPipeError where nobody
     reads any more, and KeyboardInterrupt for Ctrl-C. Only in the main thread, which is the one that signals reach.
     """
     with Inotify() as kernel, Signals(() if terminal is None else HEARD) as signals:
         source.watch(kernel)
-        _Loop(source, shown, terminal, kernel, signals).run()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        _Loop(source, shown, terminal, kernel, signals, enough or _never, deadline).run()
+
+
+def _never(reading: Reading) -> bool:
+    return False
 
 
 class _Loop:
     def __init__(
-        self, source: RunSource, shown: Shown, terminal: Terminal | None, kernel: Inotify, signals: Signals
+        self,
+        source: RunSource,
+        shown: Shown,
+        terminal: Terminal | None,
+        kernel: Inotify,
+        signals: Signals,
+        enough: Callable[[Reading], bool],
+        deadline: float | None,
     ) -> None:
         self._source = source
         self._shown = shown
         self._terminal = terminal
         self._kernel = kernel
         self._signals = signals
+        self._enough = enough
+        self._deadline = deadline
         self._pace = Pace()
         self._stale = True
         self._left = False
@@ -266,25 +292,29 @@ class _Loop:
     def run(self) -> None:
         self._pace.heard(time.monotonic())
         while not self._left:
-            wait = self._pace.wait(time.monotonic())
-            if wait == 0.0:
+            now = time.monotonic()
+            wait = self._pace.wait(now)
+            rest = None if self._deadline is None else max(self._deadline - now, 0.0)
+            if wait == 0.0 or (wait is not None and rest == 0.0):
                 self._show()
+            elif rest == 0.0:
+                return
             else:
-                self._hear(wait)
+                self._hear(min((each for each in (wait, rest) if each is not None), default=None))
 
     def _show(self) -> None:
         if self._stale:
             self._stale = False
             reading = self._source.read()
             self._shown.show(reading)
-            self._left = reading.life.over
+            self._left = reading.life.over or self._enough(reading)
         else:
             self._shown.again()
         self._pace.done(time.monotonic())
 
     def _hear(self, wait: float | None) -> None:
         # A wait that is rounded down would be repeated at once.
-        found = dict(self._poll.poll(None if wait is None else int(wait * 1_000) + 1))
+        found = dict(self._poll.poll(None if wait is None else min(int(wait * 1_000) + 1, _LONGEST_MS)))
         if self._out in found:
             if self._terminal is None:
                 raise BrokenPipeError

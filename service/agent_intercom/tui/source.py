@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     `events` are those since the reading before, oldest first (the first has the newest few), `lost` how many more
     there were that the run no longer keeps. `over` are who crossed a threshold of the budget: `run`, and roles.
     `commands` has the actions of the control commands that events are of, by their ids; `paused` are the roles whose
-    worker is.
+    worker is, `down` those of which we had one that has ended.
     """
 
     facts: Facts
@@ -57,6 +57,7 @@ class Reading(NamedTuple):
     over: Sequence[str] = ()
     commands: Mapping[str, str] = {}
     paused: Sequence[str] = ()
+    down: Sequence[str] = ()
 
 
 class RunSource:
@@ -124,7 +125,7 @@ class RunSource:
             commands = self._commands(events)
         except Refusal:
             return Reading(self._facts, life, None, [], 0)
-        return Reading(self._facts, life, found, events, lost, snapshot.over(overview), commands, self._paused())
+        return Reading(self._facts, life, found, events, lost, snapshot.over(overview), commands, *self._workers())
 
     def life(self) -> Life:
         """Whether the run goes on."""
@@ -143,11 +144,12 @@ class RunSource:
             return {}
         return runtime.programs(runtime.runtime_dir(self._environ), self.entry.unit)
 
-    def _paused(self) -> list[str]:
-        """The roles whose worker is paused; from now on the kernel tells when that changes."""
+    def _workers(self) -> tuple[list[str], list[str]]:
+        """The roles whose worker is paused, and those whose has ended; from now on the kernel tells of changes."""
         if self.entry.unit is None:
-            return []
-        groups = pauses.groups(runtime.runtime_dir(self._environ), self.entry.unit)
+            return [], []
+        runtime_dir = runtime.runtime_dir(self._environ)
+        groups = pauses.groups(runtime_dir, self.entry.unit)
         for group in groups.values():
             place = cgroups.directory(group)
             if self._kernel is not None and place is not None and group not in self._groups:
@@ -155,7 +157,8 @@ class RunSource:
                 with contextlib.suppress(OSError):
                     self._groups[group] = self._kernel.watch(place, inotify.MODIFY)
         # Looked at afterwards: what happens now is told.
-        return [role for role, group in groups.items() if pauses.frozen(group)]
+        paused = [role for role, group in groups.items() if pauses.frozen(group)]
+        return paused, pauses.gone(runtime_dir, self.entry.unit, pauses.groups(runtime_dir, self.entry.unit))
 
     def _events(self, latest: int) -> tuple[list[rows.Event], int]:
         after = max(latest - self._first, 0) if self._after is None else self._after

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which workers of a run are paused, as the kernel tells whoever looks (cgroups(7), cgroup.events). Asks nobody.
+"""Which workers of a run are paused, and which have ended, as the kernel tells (cgroups(7)). Asks nobody.
 
 Whoever stands still counts, be it that only its slice is frozen: the manager and the registry call a worker paused
 where its own unit is frozen, and the kernel does not tell the two apart.
@@ -8,6 +8,7 @@ where its own unit is frozen, and the kernel does not tell the two apart.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from os import path
 
 from agent_intercom.host import cgroups, processes
@@ -24,6 +25,11 @@ def groups(runtime_dir: str, unit: str) -> dict[str, str]:
         if path.basename(group) == worker.unit:
             found[worker.role] = group
     return found
+
+
+def gone(runtime_dir: str, unit: str, running: Collection[str]) -> list[str]:
+    """The roles that have had a worker and are not among those that have one, which are `running`."""
+    return sorted({worker.role for worker in places.run_workers(runtime_dir, unit)} - set(running))
 
 
 def frozen(cgroup: str) -> bool:

@@ -19,6 +19,13 @@ MEANINGS: Final = {
     REFUSED: "refused, or wrong usage; nothing was changed unless the text says so",
 }
 
+WAITING: Final = {
+    OK: "it is what it was waited for",
+    RUNTIME: "it is not: the time is over, or the run; or the machine or this program failed",
+    REFUSED: MEANINGS[REFUSED],
+}
+"""The same of `wait`."""
+
 JsonObject: TypeAlias = dict[str, Any]
 
 ERROR: Final = "orchestration_error"
@@ -26,6 +33,8 @@ INVALID_ARGUMENTS: Final = "invalid_arguments"
 LOCAL_RUNTIME_ERROR: Final = "local_runtime_error"
 INTERNAL_ERROR: Final = "internal_error"
 MISSING_PREREQUISITE: Final = "missing_prerequisite"
+TIMED_OUT: Final = "timed_out"
+RUN_OVER: Final = "run_over"
 MAX_MESSAGE: Final = 512
 
 EXITS: Final = {
@@ -52,10 +61,11 @@ EXITS: Final = {
         ),
         REFUSED,
     ),
-    **dict.fromkeys((MISSING_PREREQUISITE, LOCAL_RUNTIME_ERROR, INTERNAL_ERROR), RUNTIME),
+    **dict.fromkeys((MISSING_PREREQUISITE, LOCAL_RUNTIME_ERROR, INTERNAL_ERROR, TIMED_OUT, RUN_OVER), RUNTIME),
 }
 """Every code of an error, and the exit status that it ends with.
 
+`timed_out` and `run_over` (of `wait`: the time is over; the run is, and was not what it was waited for) are ours too.
 `foreign_host` (the run lives in tmux), `manager_unreachable` (no user service manager answers) and `stop_failed` (a
 run that was told to end has processes left) are ours; the others are the contract's.
 """

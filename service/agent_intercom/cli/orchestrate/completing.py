@@ -15,7 +15,7 @@ from agent_intercom.cli.orchestrate import parser
 from agent_intercom.orchestration.contract import ROLES
 from agent_intercom.orchestration.errors import Refusal
 
-_OF_THE_LIVING: Final = {"send", "abort", "restart", "continue", "redeliver", "stop", "attach"}
+_OF_THE_LIVING: Final = {"send", "abort", "restart", "continue", "redeliver", "stop", "attach", "wait"}
 """Commands for which a run must be going on; the others look at runs that have ended, too."""
 
 _AFTER_ROLE: Final = {"--harness": ("pi", "external"), "--worker-context": ("prune", "retain")}

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeAlias
 
 from agent_intercom.cli.formatting import Formatter, HelpfulParser
-from agent_intercom.cli.orchestrate import startflags, workerflags
-from agent_intercom.cli.orchestrate.answer import MEANINGS, Answer, usage
+from agent_intercom.cli.orchestrate import amounts, startflags, workerflags
+from agent_intercom.cli.orchestrate.answer import MEANINGS, WAITING, Answer, usage
 from agent_intercom.cli.orchestrate.startflags import text, whole
 from agent_intercom.orchestration.contract import ROLES, THINKING
 
@@ -22,6 +22,7 @@ COMMANDS: Final = (
     "list",
     "status",
     "watch",
+    "wait",
     "attach",
     "dashboard",
     "send",
@@ -43,6 +44,9 @@ COMMANDS: Final = (
     "role-registry",
 )
 """The words that name a command in the envelope of `--json`."""
+
+UNTIL: Final = ("settled", "ready", "end")
+"""What a run can be waited for."""
 
 _SESSION: Final = "name of a session (default: that of this directory, or the only one that runs)"
 
@@ -84,6 +88,7 @@ def build(program: str, version: str) -> Parser:
     adding = Adding(program, commands, _exits())
     _start(adding)
     _looking(adding)
+    _waiting(Adding(program, commands, _exits(WAITING)))
     _steering(adding)
     _tending(adding)
     _supervisor(adding)
@@ -97,8 +102,8 @@ def _json(sub: Parser) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object; may stand anywhere")
 
 
-def _exits() -> str:
-    return "exit codes:\n" + "".join(f"  {code}  {text}\n" for code, text in MEANINGS.items())
+def _exits(meanings: Mapping[int, str] = MEANINGS) -> str:
+    return "exit codes:\n" + "".join(f"  {code}  {text}\n" for code, text in meanings.items())
 
 
 class Adding:
@@ -209,6 +214,25 @@ def _looking(adding: Adding) -> None:
         _session(sub)
         _run(sub)
         sub.add_argument("--limit", type=_page, default=100, metavar="N", help="newest assignments, 1 to 100 (100)")
+
+
+def _waiting(adding: Adding) -> None:
+    example = "wait demo --until ready --timeout 2h"
+    with adding.command("wait", _lazy("waiting", "wait"), "wait for a run", example) as sub:
+        sub.description = (
+            "Wait until a run is ready, or needs a person, or has ended. Nobody is asked meanwhile: the kernel tells\n"
+            "when the run's files change."
+        )
+        _session(sub)
+        _run(sub)
+        sub.add_argument(
+            "--until",
+            choices=UNTIL,
+            default=UNTIL[0],
+            metavar="WHAT",
+            help="settled: it is ready, needs a person or has ended; ready; end (default: settled)",
+        )
+        sub.add_argument("--timeout", type=_span, metavar="SPAN", help="for so long (default: for ever)")
 
 
 def _steering(adding: Adding) -> None:
@@ -355,6 +379,13 @@ def _worker(adding: Adding, program: str) -> None:
         )
         operations = sub.add_subparsers(dest="operation", metavar="OPERATION", required=True, parser_class=Parser)
         workerflags.add(Adding(program, operations, workerflags.EXITS), _lazy)
+
+
+def _span(value: str) -> int:
+    try:
+        return amounts.span(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _page(value: str) -> int:

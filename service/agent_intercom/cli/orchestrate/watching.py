@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from agent_intercom.cli import output
@@ -56,7 +56,7 @@ def watch(options: argparse.Namespace) -> int:
     database cannot be read for now), `lost` (`number` of events that are no longer kept), `stopped`, `gone` (the run's
     directory is). Persons do not see every sign of life of a worker, `worker_progress`; programs do.
     """
-    source = _source(options)
+    source = source_of(options)
     if options.json:
         return _followed(source, JsonLines(source.entry))
     screen = is_screen(os.environ)
@@ -82,7 +82,7 @@ def dashboard(options: argparse.Namespace) -> int:
         program = options.program
         hint = f"`{program} watch --json` tells the same as lines, `{program} status --json` once."
         raise CommandFailure(_INTERACTIVE_ONLY, "the dashboard is for a terminal", hint)
-    return _dashboard(_source(options, DEEP), options.program)
+    return _dashboard(source_of(options, DEEP), options.program)
 
 
 def attach(options: argparse.Namespace) -> Answer | int:
@@ -148,7 +148,8 @@ def _emit(data: JsonObject) -> None:
     output.emit(json.dumps(envelope, sort_keys=True, separators=(",", ":")))
 
 
-def _source(options: argparse.Namespace, first: int = FEW) -> RunSource:
+def source_of(options: argparse.Namespace, first: int = FEW) -> RunSource:
+    """The run that is meant, to be read again and again. Raises CommandFailure."""
     entry = resolved(options)
     if entry.manifest.coordination is None:
         hint = f"`{options.program} status {entry.session}` tells what is known of it."
@@ -178,20 +179,30 @@ def _dashboard(source: RunSource, program: str) -> int:
 def _followed(source: RunSource, shown: Shown, terminal: Terminal | None = None) -> int:
     """Show the run until its end; leaving with Ctrl-C is an end like any other."""
     try:
-        follow(source, shown, terminal)
+        with told_of_limits():
+            follow(source, shown, terminal)
     except Ended:
         raise
     except KeyboardInterrupt:
         return OK
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EMFILE}:
-            text = "the kernel watches no more directories for this user"
-            hint = "Raise fs.inotify.max_user_watches and max_user_instances, or end what watches so many."
-            raise CommandFailure(LOCAL_RUNTIME_ERROR, text, hint) from error
         if terminal is None or error.errno != errno.EIO:
             raise
         # The terminal is gone, and whoever sat there.
     return OK
+
+
+@contextlib.contextmanager
+def told_of_limits() -> Iterator[None]:
+    """Where the kernel tells of nothing because a limit is reached, say which."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EMFILE}:
+            raise
+        text = "the kernel watches no more directories for this user"
+        hint = "Raise fs.inotify.max_user_watches and max_user_instances, or end what watches so many."
+        raise CommandFailure(LOCAL_RUNTIME_ERROR, text, hint) from error
 
 
 def _attached_in_tmux(entry: runs.Entry, called: str) -> Answer:

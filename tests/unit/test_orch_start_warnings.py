@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,23 @@ def test_of_a_project_that_is_all_that_a_person_has(home: Home, monkeypatch: pyt
 def test_of_a_project_without_git(home: Home) -> None:
     (home.project / ".git").rmdir()
     assert warned(home) == ["the project is in no Git work tree: what workers change is not seen and not undone there"]
+
+
+def test_of_a_program_that_would_not_find_orchestrate(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("--harness", "implementer=command", "--worker-command", "implementer=/bin/true")
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/nothing/main.py"])
+    assert warned(home, *command) == ["no directory of PATH has `orchestrate`, by which a program reports: implementer"]
+    (home.root / "commands").mkdir()
+    program = home.root / "commands/orchestrate"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    assert warned(home, *command) == []
+    assert prepared(*TASK, *command).environment["PATH"] == f"{os.environ['PATH']}:{program.parent}"
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/nothing/main.py"])
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert warned(home, *command) == []
+    assert prepared(*TASK, *command).environment["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("ext4", 1), ("ramfs", 0), (None, 0)])

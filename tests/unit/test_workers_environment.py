@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agent_intercom.orchestration.environment import NEVER
-from agent_intercom.workers.environment import Identity, build
+from agent_intercom.workers.environment import Identity, build, commands_of, finds_command
 from agent_intercom.workers.errors import WorkerError
 
 SCOPE = "scope-of-the-asker"
@@ -64,3 +66,40 @@ def test_who_is_confined_finds_its_own_places_and_no_way_around() -> None:
 def test_a_worker_s_worker_does_not_get_its_scratch_directory() -> None:
     parent = {"AGENT_INTERCOM_SCRATCH": "/p", "TMPDIR": "/p", "XDG_CACHE_HOME": "/p/cache", "TMP": "/p2", "X": "/p/x"}
     assert built(parent, scope=None) == {"TMP": "/p2", "X": "/p/x", **OWN}
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """An installation, and a directory `other` with another `orchestrate`."""
+    for directory in ("lib/agent-intercom", "bin", "other", "empty/orchestrate"):
+        (tmp_path / directory).mkdir(parents=True)
+    for directory in ("bin", "other"):
+        (tmp_path / directory / "orchestrate").write_text("#!/bin/sh\n")
+        (tmp_path / directory / "orchestrate").chmod(0o755)
+    return tmp_path
+
+
+def test_where_the_commands_of_an_installation_are(prefix: Path) -> None:
+    for directory in ("lib/agent-intercom", "bin"):
+        assert commands_of(str(prefix / directory)) == str(prefix / "bin")
+    assert commands_of(str(prefix / "empty")) is None
+    (prefix / "bin/orchestrate").chmod(0o644)
+    assert commands_of(str(prefix / "lib/agent-intercom")) is None
+
+
+def test_who_would_not_find_orchestrate_finds_that_of_the_installation(prefix: Path) -> None:
+    own, other, empty = (str(prefix / name) for name in ("bin", "other", "empty"))
+
+    def search(given: str) -> str:
+        made = build({"PATH": given}, scope=None, identity=WHO, scratch="/s", confined=False, commands=own)
+        assert finds_command(made)
+        return made["PATH"]
+
+    assert search("/nowhere") == f"/nowhere:{own}"
+    assert search(empty) == f"{empty}:{own}", "a directory of that name is no command"
+    assert search(f"/nowhere:{other}") == f"/nowhere:{other}", "somebody has chosen"
+    assert search("other") == f"other:{own}", "where it works need not be here"
+    assert search(own) == own
+    assert search("") == f":{own}"
+    assert "PATH" not in build({}, scope=None, identity=WHO, scratch="/s", confined=False, commands=own)
+    assert built({"PATH": "/nowhere"})["PATH"] == "/nowhere"

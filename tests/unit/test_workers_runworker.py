@@ -19,7 +19,7 @@ from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig
 from agent_intercom.orchestration.rundir import RoleSpec, Run, RunSpec, Startup
 from agent_intercom.orchestration.runtime import WorkerPlace
 from agent_intercom.wire.clock import Now
-from agent_intercom.workers import runworker
+from agent_intercom.workers import environment, runworker
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.runworker import Prepared
@@ -322,3 +322,15 @@ def test_the_place_of_another_run(place: Place) -> None:
     file = place.runtime / "agent-intercom/run/a1"
     file.rename(file.with_name("b2"))
     assert "another run" in refused(place, "reviewer", 1, "b2")
+
+
+def test_who_is_started_finds_orchestrate(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "finds_command", lambda _environ: False)
+    command = tmp_path / "usr/bin/orchestrate"
+    command.parent.mkdir(parents=True)
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    library = str(tmp_path / "usr/lib/agent-intercom")
+    made = runworker.prepare(str(place.runtime), "a1", "reviewer", 2, INCARNATION, worker=WORKER, library=library)
+    assert made.launch.environment["PATH"] == f"/usr/bin:{command.parent}"
+    assert prepare(place).launch.environment["PATH"] == "/usr/bin"

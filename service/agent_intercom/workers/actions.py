@@ -182,6 +182,7 @@ class Actions:
             runtime_dir=self._service.runtime_dir,
             state_dir=self._service.state_dir,
             parent_unit=None if parent is None else parent.unit,
+            library=self._library,
             **how,
         )
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole environment of a worker, made in this one place (managed-workers spec, section 4). Pure.
+"""The whole environment of a worker, made in this one place (managed-workers spec, section 4).
 
 What a worker is given comes from whoever asks for it and never from the process that forks it. What belongs to one
 session, worker, run or service is taken out of that, by the same list that decides what leaves a shell
 (`orchestration.environment.NEVER`), and what belongs to this worker is put in. So a start, a restart, a resumption, an
-adoption and a worker of a worker have the same scope id, whatever the user manager's own environment says.
+adoption and a worker of a worker have the same scope id, whatever the user manager's own environment says. Nothing is
+read but where `orchestrate` lies.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from os import path
 from typing import Final, NamedTuple
@@ -25,6 +27,7 @@ from agent_intercom.workers.contract import (
 )
 from agent_intercom.workers.errors import WorkerError
 
+_COMMAND: Final = "orchestrate"
 _TEMPORARY: Final = ("TMPDIR", "TMP", "TEMP")
 _CACHE: Final = "XDG_CACHE_HOME"
 _UNCONFINING: Final = ("DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "CONTAINER_HOST")
@@ -48,11 +51,13 @@ def build(
     confined: bool,
     read_only: bool | None = None,
     added: Mapping[str, str] | None = None,
+    commands: str | None = None,
 ) -> dict[str, str]:
     """All variables of a worker.
 
     `given` is what whoever asked for the worker chose, `scope` the private scope id (None: unscoped, whatever `given`
-    says), `scratch` its own directory, `added` what its harness needs, such as the address and the token of a bridge.
+    says), `scratch` its own directory, `added` what its harness needs, such as the address and the token of a bridge;
+    `commands` is the directory of `orchestrate`, for a worker that would not find it.
     A confined worker finds its temporary files and its caches there; `read_only` (as a rule: whether it is confined)
     is whether it may not write where it works.
 
@@ -60,7 +65,7 @@ def build(
     """
     if scope is not None and SCOPE_PATTERN.fullmatch(scope) is None:
         raise WorkerError(Code.INVALID, "the scope id is not valid", SCOPE_ENVIRONMENT)
-    made = environment.of_nobody(_left_behind(given))
+    made = with_command(environment.of_nobody(_left_behind(given)), commands)
     if confined:
         for name in _UNCONFINING:
             made.pop(name, None)
@@ -78,6 +83,40 @@ def build(
     if scope is not None:
         made[SCOPE_ENVIRONMENT] = scope
     return made | dict(added or {})
+
+
+def commands_of(directory: str) -> str | None:
+    """The directory with the `orchestrate` of an installation; None where it cannot be told.
+
+    `directory` is where one of its programs lies: a command itself, or a launcher in `lib/agent-intercom`.
+    """
+    for found in (directory, path.normpath(path.join(directory, "../../bin"))):
+        if _executable(path.join(found, _COMMAND)):
+            return found
+    return None
+
+
+def finds_command(environ: Mapping[str, str]) -> bool:
+    """Whether who has this environment finds `orchestrate`, wherever it works."""
+    return any(path.isabs(name) and _executable(path.join(name, _COMMAND)) for name in _search(environ))
+
+
+def with_command(environ: Mapping[str, str], commands: str | None) -> dict[str, str]:
+    """`environ`, with the directory `commands` behind those of PATH where `orchestrate` is in none of them.
+
+    Without a PATH nothing is added: each program has places of its own then.
+    """
+    if commands is None or "PATH" not in environ or finds_command(environ):
+        return dict(environ)
+    return {**environ, "PATH": os.pathsep.join([*_search(environ), commands])}
+
+
+def _search(environ: Mapping[str, str]) -> list[str]:
+    return environ.get("PATH", os.defpath).split(os.pathsep)
+
+
+def _executable(name: str) -> bool:
+    return path.isfile(name) and os.access(name, os.X_OK)
 
 
 def _left_behind(given: Mapping[str, str]) -> dict[str, str]:

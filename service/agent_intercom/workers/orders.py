@@ -129,6 +129,7 @@ def of_person(
     *,
     runtime_dir: str,
     state_dir: str,
+    library: str,
     parent_unit: str | None,
     task: str | None = None,
     fresh: bool = False,
@@ -136,7 +137,8 @@ def of_person(
 ) -> Order:
     """The start of a worker outside runs; its place and its scratch directory are made.
 
-    `again`: it was started before, and its place is there. Raises WorkerError; the caller removes what was made.
+    `library` is the directory of the launchers. `again`: it was started before, and its place is there. Raises
+    WorkerError; the caller removes what was made.
     """
     directory = places.of_worker(runtime_dir, worker.id)
     scratch = places.scratch_of(state_dir, worker.incarnation)
@@ -162,6 +164,7 @@ def of_person(
         confined=limits is not None,
         read_only=limits is not None and not any(_below(place.directory, name) for name in limits.writable),
         added=added,
+        commands=environment.commands_of(library),
     )
     launch = Launch(
         arguments=place.arguments,

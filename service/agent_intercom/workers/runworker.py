@@ -99,7 +99,8 @@ def prepare(
     _check_writable(own)
     scratch = places.scratch_of_role(run.path, role, generation)
     name = run.manifest.roles[role].harness or harness.PI
-    driven = drive(run, role, place, library or path.dirname(path.abspath(sys.argv[0])))
+    library = library or path.dirname(path.abspath(sys.argv[0]))
+    driven = drive(run, role, place, library)
     variables = environment.build(
         place.environment,
         scope=place.scope,
@@ -108,6 +109,7 @@ def prepare(
         confined=confined,
         read_only=confined and role != contract.IMPLEMENTER,
         added=added | driven.variables,
+        commands=environment.commands_of(library),
     )
     launch = Launch(
         arguments=driven.arguments,

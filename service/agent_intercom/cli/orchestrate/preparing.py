@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from os import path
@@ -34,6 +35,7 @@ from agent_intercom.orchestration.contract import MAX_CAPSULE, ROLES, SPECIALIST
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import MAX_SKILLS, Manifest, Skill, read_skill
 from agent_intercom.wire.clock import system_now
+from agent_intercom.workers.environment import commands_of, with_command
 
 MAX_SESSION: Final = 100
 """Characters of the name of a new session: it is part of paths, of units' descriptions and of tables."""
@@ -92,7 +94,7 @@ def prepare(options: argparse.Namespace) -> Prepared:
     """
     said = _said(options)
     made = plan(load(os.environ, said.asked.project), said.asked)
-    given = environment.choose(os.environ, made.passed, made.dropped)
+    given = with_command(environment.choose(os.environ, made.passed, made.dropped), own_commands())
     _check_size(given)
     scope = environment.scope(os.environ)
     spec = _spec(options, said, made)
@@ -151,6 +153,11 @@ def refuse_collision(session: str, program: str) -> None:
         raise CommandFailure("session_collision", text, f"`{program} doctor` tells more; {another}")
     if session in tmux.hosted(os.environ).values():
         raise CommandFailure("session_collision", f"a run of the session {session} is going on in tmux", another)
+
+
+def own_commands() -> str | None:
+    """The directory of this `orchestrate`, which workers are to find too; None where it cannot be told."""
+    return commands_of(path.dirname(path.abspath(sys.argv[0])))
 
 
 def needs_pi(made: Plan) -> bool:

@@ -20,6 +20,7 @@ from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, file_system
 from agent_intercom.orchestration import budget, harness, places, policies, runs, runtime, snapshot
 from agent_intercom.orchestration.contract import IMPLEMENTER
 from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers.environment import finds_command
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -96,6 +97,11 @@ def _warnings(prepared: Prepared) -> Iterator[str]:
     for role, worker in prepared.workers.items():
         if worker.confined and role != IMPLEMENTER and any(_meet(project, name) for name in worker.writable):
             yield f"{role} may write in the project: a directory of [workers] writable is in it, or has it in it"
+    programs = [role for role, worker in prepared.workers.items() if worker.command]
+    if programs and not finds_command(prepared.environment):
+        yield f"no directory of PATH has `orchestrate`, by which a program reports: {', '.join(programs)}"
+    if lacks := _lacking(prepared):
+        yield f"limits of its workers are not enforced: {limiting.lacking(lacks)} (`orchestrate doctor`)"
     directory = runtime.runtime_dir(os.environ)
     kind = file_system(directory)
     if kind is not None and kind not in MEMORY_FILE_SYSTEMS:

@@ -91,7 +91,7 @@ def test_a_database_that_cannot_be_read(home: Home, root: Path, words: tuple[str
 )
 def test_a_question_that_makes_no_sense(home: Home, root: Path, words: tuple[str, ...]) -> None:
     code, hint = told(home, "supervisor", *words)
-    assert (code, hint) == ("invalid_arguments", "See `orchestrate supervisor --help`.")
+    assert (code, hint) == ("invalid_arguments", f"See `orchestrate supervisor {words[0]} --help`.")
 
 
 def test_an_unknown_command(home: Home, root: Path) -> None:

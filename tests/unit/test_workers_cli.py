@@ -319,7 +319,7 @@ def test_who_has_no_runtime_directory_is_told(home: Home, monkeypatch: pytest.Mo
 )
 def test_a_change(home: Home, service: Service, words: str, params: dict[str, Any], text: str) -> None:
     action = words.split(maxsplit=1)[0]
-    service.answers[action] = {"worker": worker()}
+    service.answers[action] = {"worker": worker(), **({"stopped": [worker()]} if action == "stop" else {})}
     said = home.call("worker", *words.split())
     assert said.code == 0 and text in said.out, said
     assert service.params(action) == params and service.caller["override"] is False
@@ -334,7 +334,8 @@ def test_what_was_stopped_with_a_worker_is_named(home: Home, service: Service) -
     service.answers["stop"] = {"worker": ended(), "stopped": [ended("child", id="cccccccccccc"), ended()]}
     said = home.call("worker", "stop", "review", "--yes")
     assert said.out.splitlines() == ["review: stopped; nobody is left in its unit", "child: stopped with it"]
-    service.answers["stop"] = {"worker": ended(dirty=True, error_code="left_unit")}
+    left = ended(dirty=True, error_code="left_unit")
+    service.answers["stop"] = {"worker": left, "stopped": [left]}
     said = home.call("worker", "stop", "review", "--yes")
     assert said.out.splitlines() == [
         "review: stopped; nobody is left in its unit"
@@ -342,8 +343,19 @@ def test_what_was_stopped_with_a_worker_is_named(home: Home, service: Service) -
     ]
 
 
+def test_a_stop_of_one_that_had_ended_says_so(home: Home, service: Service) -> None:
+    service.answers["stop"] = {"worker": ended(), "stopped": [], "recorded": True}
+    said = home.call("worker", "stop", "review", "--yes")
+    assert said.out == "review: had ended before; nobody is left in its unit\n"
+
+
+def test_a_restart_that_is_not_meant_says_what_it_does_to_one_that_has_ended_too(home: Home) -> None:
+    said = home.call("worker", "restart", "review")
+    assert said.code == 2 and "starts the worker again, and ends first what still runs of it. Say --yes" in said.err
+
+
 def test_a_stop_that_is_not_written_down_is_told_as_that(home: Home, service: Service) -> None:
-    service.answers["stop"] = {"worker": ended(), "stopped": [], "recorded": False}
+    service.answers["stop"] = {"worker": ended(), "stopped": [ended()], "recorded": False}
     said = home.call("worker", "stop", "review", "--yes")
     assert said.code == 0 and said.out.splitlines()[0] == "review: stopped; nobody is left in its unit"
     assert "cannot write this down now" in said.out
@@ -363,6 +375,8 @@ def test_renew(home: Home, service: Service) -> None:
     service.answers["renew"] = {"workers": []}
     assert "Nothing to renew" in home.call("worker", "renew", "review").out
     assert service.asked[-1]["params"] == {"worker": "review"}
+    service.answers["renew"] = {"workers": [], "left": [worker(state="paused")]}
+    assert home.call("worker", "renew").out == "review: not renewed (paused, its times stand still)\n"
 
 
 # What is removed
@@ -511,8 +525,23 @@ def test_every_code_has_its_exit_code_and_an_envelope(home: Home, service: Servi
         ("resume r1", ("conflict", "the worker is not paused", "worker"), ("r1: the worker is not paused",)),
         (
             "release r1",
-            ("not_owner", "the worker is somebody else's; adopt it, or override", "worker"),
+            ("not_owner", "the worker is somebody else's; adopt it", "worker"),
             ("r1: the worker is somebody else's. `orchestrate worker adopt r1` makes it yours", "--override"),
+        ),
+        (
+            "forget r1 --yes",
+            ("not_owner", "the worker is somebody else's, and has ended", "worker"),
+            ("r1: the worker is somebody else's, and has ended. A person may say --override.\n",),
+        ),
+        (
+            "adopt r1",
+            ("worker_not_live", "the worker has ended, and only one that lives can be adopted", "worker"),
+            ("adopted. Its owner restarts or forgets it; a person may with --override.\n",),
+        ),
+        (
+            "rename r1 r2 --override",
+            ("worker_not_live", "the worker has ended", "worker"),
+            ("`orchestrate worker restart r1 --yes --override` starts it again",),
         ),
         (
             "restart u/reviewer --yes",

@@ -48,9 +48,9 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
     ),
     "list": (
         (),
-        {**AS, "--all": (("--all",), "all", True), "--history": (("--history",), "history", True)},
+        {**OVERRIDE, "--all": (("--all",), "all", True), "--history": (("--history",), "history", True)},
     ),
-    "status": ((), {**AS, "WORKER": (("review",), "worker", "review")}),
+    "status": ((), {**OVERRIDE, "WORKER": (("review",), "worker", "review")}),
     "logs": (
         ("review",),
         {**ONE, "--lines": (("--lines", "7"), "lines", 7), "--output": (("--output",), "output", True)},
@@ -58,8 +58,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
     "wait": (
         ("review",),
         {
-            **AS,
-            "WORKER": ((), "worker", "review"),
+            **ONE,
             "--until": (("--until", "checkpoint"), "until", "checkpoint"),
             "--timeout": (("--timeout", "1min"), "timeout", 60_000),
         },
@@ -71,7 +70,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, tuple[tuple[str, ...], str, An
     "release": (("review",), ONE),
     "pause": (("review",), ONE),
     "resume": (("review",), ONE),
-    "renew": ((), {**AS, "WORKER": (("review",), "worker", "review")}),
+    "renew": ((), {**OVERRIDE, "WORKER": (("review",), "worker", "review")}),
     "forget": (("review",), {**ONE, **YES}),
     "prune": (
         (),
@@ -100,6 +99,13 @@ def test_a_flag_that_takes_a_value_is_refused_without_one(command: str, flag: st
         parser.build("orchestrate", "1").parse_args(["worker", command, *TAKEN[command][0], flag])
     assert failed.value.code == "invalid_arguments" and flag in failed.value.text
     assert f"orchestrate worker {command} --help" in failed.value.hint
+
+
+def test_an_unknown_flag_leads_to_the_help_of_its_command(home: Home) -> None:
+    for words in ("worker status x1", "supervisor sessions", "list"):
+        said = home.call(*words.split(), "--nonsense")
+        command = words.removesuffix(" x1")
+        assert said.code == 2 and said.err.endswith(f"unrecognized: --nonsense. See `orchestrate {command} --help`.\n")
 
 
 BAD = {

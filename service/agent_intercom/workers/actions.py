@@ -318,7 +318,8 @@ class Actions:
     async def _renew(self, caller: Caller, asked: Renew) -> dict[str, Any]:
         renewed = self._registry.renew(caller, asked.worker, now_ms())
         self._service.commit()
-        return {"workers": [told(worker) for worker in renewed]}
+        left = self._registry.standing(caller) if asked.worker is None else []
+        return {"workers": [told(worker) for worker in renewed], "left": [told(worker) for worker in left]}
 
     async def _heartbeat(self, caller: Caller, asked: Heartbeat) -> dict[str, Any]:
         renewed = self._registry.heartbeat(caller, now_ms())

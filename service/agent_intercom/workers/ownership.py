@@ -18,6 +18,7 @@ from agent_intercom.workers.records import Owner, Worker
 from agent_intercom.workers.table import Table
 from agent_intercom.workers.terms import NOBODY, PERSON, PREFIX_LENGTH, Caller
 
+_WHOSE = {"none": "nobody's since it was released", "run": "its run's", "worker": "that of who started it, a worker"}
 _NOT_FOUND = "there is no such worker, or it is not one of yours"
 
 
@@ -64,7 +65,10 @@ class Ownership(Table):
         Codes as of `find`, and forbidden, worker_not_live, conflict (it is being ended), place_lost.
         """
         self._outside(caller)
-        worker = self._running(self.find(caller, reference))
+        found = self.find(caller, reference)
+        if not lifecycle.alive(found):
+            raise WorkerError(Code.NOT_LIVE, "the worker has ended, and only one that lives can be adopted", "worker")
+        worker = self._running(found)
         if worker.run is not None or worker.parent is not None:
             raise WorkerError(Code.FORBIDDEN, "a worker of a run, or of another worker, stays where it is", "worker")
         if self.scope(worker.id) != caller.scope:
@@ -97,6 +101,12 @@ class Ownership(Table):
             wanted = [worker]
         lease_ms = self._lifetimes.lease_ms
         return [self._put(leases.touch(worker, now, lease_ms), "renewed") for worker in wanted]
+
+    def standing(self, caller: Caller) -> list[Worker]:
+        """The caller's own that live and that `renew` leaves out: they are paused, or being ended."""
+        me = self._me(caller)
+        own = [row for row in self._rows.values() if lifecycle.alive(row) and self._mine(caller, me, row)]
+        return [row for row in own if not _renewable(row)]
 
     def heartbeat(self, caller: Caller, now: int) -> list[Worker]:
         """Extend the leases of what the caller owns, never past the idle deadline: its owner is there.
@@ -166,8 +176,18 @@ class Ownership(Table):
         if caller.override or (person and worker.run is not None and caller.session is None):
             return worker
         if not self._mine(caller, None, worker):
-            raise WorkerError(Code.NOT_OWNER, "the worker is somebody else's; adopt it, or override", "worker")
+            raise WorkerError(Code.NOT_OWNER, self._whose(caller, worker), "worker")
         return worker
+
+    def _whose(self, caller: Caller, worker: Worker) -> str:
+        """Why a caller may not change a worker that it sees; `; adopt it` ends this where that can be done."""
+        told = "the worker is " + _WHOSE.get(worker.owner.kind, "somebody else's")
+        if not lifecycle.alive(worker):
+            return f"{told}, and has ended"
+        if lifecycle.fenced(worker):
+            return f"{told}, and is being ended"
+        known = worker.id in self._scopes and self._scopes[worker.id] == caller.scope
+        return f"{told}; adopt it" if known and worker.run is None and worker.parent is None else told
 
     def _running(self, worker: Worker) -> Worker:
         """The worker itself. Raises WorkerError where it has ended or is being ended."""

@@ -6,6 +6,7 @@ Standard library only: `--help` imports this.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -140,6 +141,12 @@ def bounded(text: str) -> str:
 def usage(text: str, hint: str = "") -> CommandFailure:
     """A command line that cannot be carried out."""
     return CommandFailure(INVALID_ARGUMENTS, text, hint)
+
+
+def see_help(program: str, options: argparse.Namespace) -> str:
+    """The way out of a wrong command line: the help of the command that was typed."""
+    words = (program, options.name, getattr(options, "operation", None))
+    return f"See `{' '.join(filter(None, words))} --help`."
 
 
 def exit_of(code: str) -> int:

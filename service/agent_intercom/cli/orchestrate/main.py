@@ -26,6 +26,7 @@ from agent_intercom.cli.orchestrate.answer import (
     CommandFailure,
     bounded,
     exit_of,
+    see_help,
     usage,
     way_out,
 )
@@ -109,7 +110,7 @@ def _parsed(program: str, words: list[str]) -> argparse.Namespace:
     options, rest = parser.build(program, __version__).parse_known_args(words)
     if rest:
         text = f"unrecognized: {' '.join(map(output.printable, rest))}"
-        raise usage(text, f"See `{program} {options.name} --help`.")
+        raise usage(text, see_help(program, options))
     return options
 
 

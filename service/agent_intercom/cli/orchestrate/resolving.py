@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from agent_intercom.cli.orchestrate.answer import ERROR, EXITS, INVALID_ARGUMENTS, CommandFailure, way_out
+from agent_intercom.cli.orchestrate.answer import ERROR, EXITS, INVALID_ARGUMENTS, CommandFailure, see_help, way_out
 from agent_intercom.orchestration import runs
 from agent_intercom.orchestration.contract import Code
 from agent_intercom.orchestration.errors import Refusal
@@ -56,7 +56,7 @@ def _way_out(code: str, refusal: Refusal, options: argparse.Namespace) -> str:
     if refusal.code == "path_invalid":
         return "Correct it, or unset it."
     if code == INVALID_ARGUMENTS:
-        return f"See `{options.program} {options.name} --help`."
+        return see_help(options.program, options)
     if found := way_out(code, options.program):
         return found
     session = getattr(options, "session", None)

@@ -141,12 +141,12 @@ def _looking(adding: Adding, lazy: Lazy) -> None:
     ) as sub:
         sub.add_argument("--all", action="store_true", help="those of others too, as far as they share the scope")
         sub.add_argument("--history", action="store_true", help="those that have ended, too")
-        _as(sub)
+        _override(sub)
     with adding.command(
         "status", lazy("worker.looking", "status"), "tell where a worker stands", "worker status review"
     ) as sub:
         sub.add_argument("worker", nargs="?", metavar="WORKER", help=f"{_WORKER} (default: all, and the service)")
-        _as(sub)
+        _override(sub)
     with adding.command(
         "logs", lazy("worker.looking", "logs"), "list what happened to a worker", "worker logs review --output"
     ) as sub:
@@ -164,7 +164,7 @@ def _looking(adding: Adding, lazy: Lazy) -> None:
         sub.add_argument(
             "--timeout", type=_amount(amounts.span), metavar="SPAN", help="for so long (default: for ever)"
         )
-        _as(sub)
+        _override(sub)
 
 
 def _changing(adding: Adding, lazy: Lazy) -> None:
@@ -175,7 +175,7 @@ def _changing(adding: Adding, lazy: Lazy) -> None:
         sub.description = (
             "End a worker, all that runs in its scope unit, and every worker that it has started; what has left the\n"
             "unit before is not found. What it was started with goes too: `worker restart` does both in one, and one\n"
-            "that was stopped is started anew with `worker start`."
+            "that was stopped is started anew with `worker start`. Of one that has ended by itself nothing changes."
         )
         _worker(sub)
         _yes(sub, "really end it")
@@ -184,7 +184,7 @@ def _changing(adding: Adding, lazy: Lazy) -> None:
         sub.description = "Start a worker again with exactly what it was started with; one that lives is ended first."
         _worker(sub)
         sub.add_argument("--fresh", action="store_true", help="do not go on with the session of the agent in it")
-        _yes(sub, "really end what runs")
+        _yes(sub, "really do it")
         _override(sub)
     with one("rename", "give a worker another name", more=" audit") as sub:
         _worker(sub)
@@ -201,7 +201,7 @@ def _changing(adding: Adding, lazy: Lazy) -> None:
             _override(sub)
     with one("renew", "keep a worker, or all of yours, from being ended for idleness") as sub:
         sub.add_argument("worker", nargs="?", metavar="WORKER", help=f"{_WORKER} (default: all of yours)")
-        _as(sub)
+        _override(sub)
 
 
 def _removing(adding: Adding, lazy: Lazy) -> None:

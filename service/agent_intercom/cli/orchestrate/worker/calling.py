@@ -25,9 +25,9 @@ _SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _WAYS_OUT: Final = {
     Code.NOT_FOUND: "`{0} worker list --all --history` shows what there is.",
     Code.AMBIGUOUS: "Give more of its id.",
-    Code.NOT_OWNER: "`{0} worker adopt {1}` makes it yours; a person may say --override instead.",
-    Code.LIVE: "`{0} worker stop {1} --yes` ends it.",
-    Code.NOT_LIVE: "`{0} worker restart {1} --yes` starts it again; one that was stopped, `{0} worker start` anew.",
+    Code.NOT_OWNER: "A person may say --override.",
+    Code.LIVE: "`{0} worker stop {1} --yes{2}` ends it.",
+    Code.NOT_LIVE: "`{0} worker restart {1} --yes{2}` starts it again; one that was stopped, `{0} worker start` anew.",
     Code.NAME_TAKEN: "`{0} worker list --all` shows whose; take another name.",
     Code.COMMAND_NOT_FOUND: "It is looked for in the PATH and the directory that the worker was first started with.",
     Code.PLACE_LOST: "`{0} worker start` starts it anew.",
@@ -36,6 +36,10 @@ _WAYS_OUT: Final = {
     Code.BUSY: "Try again.",
 }
 
+_ADOPTABLE: Final = "; adopt it"
+"""What the service says of a worker that whoever asks can adopt; a person is told with the words to type."""
+
+_ADOPT: Final = "`{0} worker adopt {1}` makes it yours; a person may say --override instead."
 _OF_A_RUN: Final = "`{0} restart SESSION --role ROLE --yes` starts it again, `{0} stop SESSION --yes` ends its run."
 
 NOBODY: Final = "no worker service listens"
@@ -154,14 +158,17 @@ def asking(
 
     `hints` are ways out by code that the command knows better.
     """
-    with failing(options.program, getattr(options, "worker", None), hints or {}):
-        caller = caller_of(getattr(options, "session", None), os.environ, override=getattr(options, "override", False))
+    override = getattr(options, "override", False)
+    with failing(options.program, getattr(options, "worker", None), hints or {}, override=override):
+        caller = caller_of(getattr(options, "session", None), os.environ, override=override)
         with connected(caller, os.environ, begin=begin) as opened:
             yield opened
 
 
 @contextmanager
-def failing(program: str, worker: str | None = None, hints: Mapping[str, str] | None = None) -> Iterator[None]:
+def failing(
+    program: str, worker: str | None = None, hints: Mapping[str, str] | None = None, *, override: bool = False
+) -> Iterator[None]:
     """Make every WorkerError inside a CommandFailure, with the way out and the exit code of its code.
 
     `worker` is what the worker was called that is asked about.
@@ -171,16 +178,18 @@ def failing(program: str, worker: str | None = None, hints: Mapping[str, str] | 
     except NobodyListens as error:
         raise CommandFailure(error.code, error.text, START, exit_of(error.code)) from error
     except WorkerError as error:
-        hint = (hints or {}).get(error.code) or _way_out(error).format(program, "WORKER" if worker is None else worker)
+        named = ("WORKER" if worker is None else worker, " --override" if override else "")
+        hint = (hints or {}).get(error.code) or _way_out(error).format(program, *named)
         about = f"{worker}: " if worker is not None and error.field == "worker" else ""
-        # What a person can do about it the way out says, with the words to type.
-        fault = told(error).partition(";")[0] if error.code == Code.NOT_OWNER else told(error)
-        raise CommandFailure(error.code, about + fault, hint, exit_of(error.code)) from error
+        text = about + told(error).removesuffix(_ADOPTABLE)
+        raise CommandFailure(error.code, text, hint, exit_of(error.code)) from error
 
 
 def _way_out(error: WorkerError) -> str:
     if error.code == Code.FORBIDDEN and "of a run" in error.text:
         return _OF_A_RUN
+    if error.code == Code.NOT_OWNER and error.text.endswith(_ADOPTABLE):
+        return _ADOPT
     return _WAYS_OUT[Code(error.code)] if error.code in _WAYS_OUT else ""
 
 

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Final
 
 from agent_intercom.cli.orchestrate import texts
 from agent_intercom.cli.orchestrate.answer import Answer
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.worker.looking import now
+from agent_intercom.workers.contract import Code
 
 STOP_TIMEOUT: Final = 180.0
 """Seconds: a cascade ends many, each within seconds."""
+
+_NOT_ADOPTED: Final = "Its owner restarts or forgets it; a person may with --override."
 
 
 def stop(options: argparse.Namespace) -> Answer:
@@ -23,7 +27,7 @@ def stop(options: argparse.Namespace) -> Answer:
 
 def restart(options: argparse.Namespace) -> Answer:
     """`worker restart`: the next generation of a worker, started with what the one before was."""
-    texts.refuse_unless(options.yes, "restart ends what runs of the worker")
+    texts.refuse_unless(options.yes, "restart starts the worker again, and ends first what still runs of it")
     return _one(options, "restart", STOP_TIMEOUT, fresh=options.fresh)
 
 
@@ -34,7 +38,7 @@ def rename(options: argparse.Namespace) -> Answer:
 
 def adopt(options: argparse.Namespace) -> Answer:
     """`worker adopt`: the caller is its owner from now on."""
-    return _one(options, "adopt")
+    return _one(options, "adopt", hints={Code.NOT_LIVE: _NOT_ADOPTED})
 
 
 def release(options: argparse.Namespace) -> Answer:
@@ -56,7 +60,7 @@ def renew(options: argparse.Namespace) -> Answer:
     """`worker renew`: counts as a sign of life of one, or of all that the caller owns."""
     with calling.asking(options) as service:
         result = service.request("renew", {} if options.worker is None else {"worker": options.worker})
-    return Answer(result, telling.safe(telling.renewed(result["workers"], now())))
+    return Answer(result, telling.safe(telling.renewed(result, now())))
 
 
 def notify(options: argparse.Namespace) -> Answer:
@@ -66,7 +70,13 @@ def notify(options: argparse.Namespace) -> Answer:
     return Answer(result, telling.safe(telling.changed("notify", result, now())))
 
 
-def _one(options: argparse.Namespace, action: str, timeout: float | None = None, **more: object) -> Answer:
-    with calling.asking(options) as service:
+def _one(
+    options: argparse.Namespace,
+    action: str,
+    timeout: float | None = None,
+    hints: Mapping[str, str] | None = None,
+    **more: object,
+) -> Answer:
+    with calling.asking(options, hints=hints) as service:
         result = service.request(action, {"worker": options.worker, **more}, timeout)
     return Answer(result, telling.safe(telling.changed(action, result, now())))

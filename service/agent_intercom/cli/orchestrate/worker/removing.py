@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_intercom.cli.orchestrate.answer import LOCAL_RUNTIME_ERROR, Answer, CommandFailure, JsonObject
-from agent_intercom.cli.orchestrate.worker import calling, telling
+from agent_intercom.cli.orchestrate.worker import calling, telling, tellingremoved
 from agent_intercom.cli.orchestrate.worker.looking import nobody, now
 from agent_intercom.cli.orchestrate.workerflags import exit_of
 
@@ -18,10 +18,10 @@ def forget(options: argparse.Namespace) -> Answer:
     with calling.asking(options) as service:
         if options.yes:
             result = service.request("forget", {"worker": options.worker, "acknowledge": True})
-            return Answer({"dry_run": False, **result}, telling.safe(telling.forgot(result["forgotten"])))
+            return Answer({"dry_run": False, **result}, telling.safe(tellingremoved.forgot(result["forgotten"])))
         found = service.request("forget", {"worker": options.worker, "preview": True})
     again = f"`{_again(options, 'forget')} --yes` does it"
-    return Answer({"dry_run": True, **found}, telling.safe(telling.forgettable(found, again)))
+    return Answer({"dry_run": True, **found}, telling.safe(tellingremoved.forgettable(found, again)))
 
 
 def prune(options: argparse.Namespace) -> Answer:
@@ -38,8 +38,8 @@ def prune(options: argparse.Namespace) -> Answer:
         return nobody(failure)
     if not options.yes:
         again = f"`{_again(options, 'prune')} --yes` looks again, and removes what is there"
-        return Answer({"dry_run": True, **result}, telling.safe(telling.prunable(result, again, now())))
-    return _with_errors({"dry_run": False, **result}, telling.pruned(result), result["errors"])
+        return Answer({"dry_run": True, **result}, telling.safe(tellingremoved.prunable(result, again, now())))
+    return _with_errors({"dry_run": False, **result}, tellingremoved.pruned(result), result["errors"])
 
 
 def pruning(worker: str | None, everyone: bool, really: bool) -> JsonObject:
@@ -58,7 +58,7 @@ def cleanup(options: argparse.Namespace) -> Answer:
             raise
         return nobody(failure)
     data = {"dry_run": not options.yes, **result}
-    lines = telling.cleanup(result, options.yes, f"{options.program} worker cleanup", now())
+    lines = tellingremoved.cleanup(result, options.yes, f"{options.program} worker cleanup", now())
     return _with_errors(data, lines, result.get("errors") or [])
 
 

@@ -14,16 +14,16 @@ from typing import Any, Final
 
 from agent_intercom.cli.orchestrate.amounts import spoken
 from agent_intercom.cli.output import printable, table
-from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, State, StopReason
+from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Outcome, State, StopReason
 
 Worker = Mapping[str, Any]
 """`records.Worker` as JSON."""
 
-_HEADER: Final = ("WORKER", "ID", "ROLE", "STATE", "FOR", "OWNER", "NOTE")
+HEADER: Final = ("WORKER", "ID", "ROLE", "STATE", "FOR", "OWNER", "NOTE")
 _CHILDREN: Final = ("CHILD", "ID", "STATE", "NOTE")
 _EVENTS: Final = ("TIME", "EVENT", "CODE")
 _UP: Final = frozenset({State.READY, State.WORKING, State.WAITING})
-_UNTOLD: Final = "-"
+UNTOLD: Final = "-"
 
 _DONE: Final = {
     "stop": "stopped; nobody is left in its unit",
@@ -34,6 +34,7 @@ _DONE: Final = {
     "resume": "goes on",
     "notify": "told",
 }
+_ENDED_BEFORE: Final = "had ended before; nobody is left in its unit"
 _SAYS_ENOUGH: Final = {"stop": TERMINAL, "pause": frozenset({State.PAUSED})}
 """States that what was done says already."""
 
@@ -95,7 +96,7 @@ def listed(data: Mapping[str, Any], program: str | None, everyone: bool, now: in
     other = "all:true" if program is None else f"`{program} worker list --all`"
     old = "action history" if program is None else "--history"
     if found:
-        yield from table(_HEADER, [_row(worker, now, data.get("sessions")) for worker in found])
+        yield from table(HEADER, [row(worker, now, data.get("sessions")) for worker in found])
     elif everyone:
         yield "No workers live." if data["hidden"] else "No workers."
     else:
@@ -182,16 +183,16 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
     for name in data.get("lacking") or []:
         yield f"this systemd knows no {name}= for scope units: {_LACKING.get(name, 'workers are without it')}"
     yield from _set_aside(data)
-    if strays := data.get("strays"):
-        yield f"{_strays(strays)}: `orchestrate worker cleanup` shows them"
-    if left := data.get("left"):
-        yield f"{_left(left)}: `orchestrate worker cleanup --yes` tries again"
+    if unknown := data.get("strays"):
+        yield f"{strays(unknown)}: `orchestrate worker cleanup` shows them"
+    if behind := data.get("left"):
+        yield f"{left(behind)}: `orchestrate worker cleanup --yes` tries again"
 
 
 def logs(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Events, oldest first."""
     if events:
-        rows = [(_time(event["at"]), words(event["kind"]), words(event["code"]) or _UNTOLD) for event in events]
+        rows = [(_time(event["at"]), words(event["kind"]), words(event["code"]) or UNTOLD) for event in events]
         yield from table(_EVENTS, rows)
     else:
         yield "No events."
@@ -216,6 +217,8 @@ def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
     """What was done with a worker, and with those that it had started."""
     worker = result["worker"]
     done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
+    if action == "stop" and all(each["id"] != worker["id"] for each in result.get("stopped") or []):
+        done = _ENDED_BEFORE
     name = worker["id"] if action == "rename" else worker["name"]
     yield f"{name}: {done}{_aside(worker, action, now)}"
     if result.get("recorded") is False:
@@ -235,117 +238,31 @@ def _aside(worker: Worker, action: str, now: int) -> str:
     return f" ({_state(worker)}{', ' + note if note else ''})"
 
 
-def renewed(workers: Sequence[Worker], now: int) -> Iterator[str]:
-    """What counts as alive again."""
-    if not workers:
+def renewed(result: Mapping[str, Any], now: int) -> Iterator[str]:
+    """What counts as alive again, and what lives and was left out."""
+    workers, left = result["workers"], result.get("left") or []
+    if not workers and not left:
         yield "Nothing to renew: you have no workers that live."
     for worker in workers:
         note = _note(worker, now)
         yield f"{worker['name']}: renewed" + (f", {note}" if note else "")
+    for worker in left:
+        yield f"{worker['name']}: not renewed ({', '.join(filter(None, (_state(worker), _note(worker, now))))})"
 
 
-def forgot(workers: Sequence[Any]) -> Iterator[str]:
-    """What is gone."""
-    for worker in workers:
-        yield f"forgot {_named(worker)}"
-
-
-def pruned(result: Mapping[str, Any]) -> Iterator[str]:
-    """What is gone, how many are left for the next time, and what is kept."""
-    for worker in result["pruned"]:
-        yield f"pruned {_named(worker)}"
-    if not result["pruned"]:
-        yield "Nothing was removed."
-    yield from _kept(result)
-    if more := result.get("more"):
-        yield f"{more} more are left for the next time."
-
-
-def forgettable(result: Mapping[str, Any], again: str) -> Iterator[str]:
-    """What `forget` would remove, and what there is to think about."""
-    found = result["candidates"]
-    for worker in found[:-1]:
-        yield f"would be forgotten: {_named(worker)}"
-    # What is below it comes first.
-    for worker in found[-1:]:
-        yield f"would be forgotten: {_named(worker)}: {result['why']}"
-    yield f"Nothing was removed; {again}."
-
-
-def prunable(result: Mapping[str, Any], again: str, now: int) -> Iterator[str]:
-    """What a prune would remove."""
-    found = result["candidates"]
-    if found:
-        yield from table(_HEADER, [_row(worker, now) for worker in found])
-    yield from _kept(result)
-    if more := result.get("more"):
-        yield f"{more} more would be left for the next time."
-    if found:
-        yield f"Would remove {len(found)}. Nothing was removed; {again}."
-    else:
-        held = "" if result["kept"] else ": no worker of yours that has ended is retained"
-        yield f"Nothing to remove{held}."
-
-
-def _kept(result: Mapping[str, Any]) -> Iterator[str]:
-    for each in result["kept"]:
-        why = "a worker below it lives" if each["code"] == Code.LIVE else words(each["code"])
-        yield f"kept: {_named(each)}: {why}"
-
-
-def cleanup(result: Mapping[str, Any], execute: bool, again: str, now: int) -> Iterator[str]:
-    """What a cleanup did, or would do."""
-    found = result["candidates"]
-    if found:
-        yield from table(("WORKER", "WHAT", "WHY"), [_candidate(each) for each in found])
-    unknown = result.get("strays") or []
-    if unknown:
-        yield from table(("UNIT", "RUN", "PROGRAMS"), [_stray(each) for each in unknown])
-        yield f"{_strays(len(unknown))}; it may be somebody's work."
-    if behind := result.get("left"):
-        yield f"{_left(behind)}{'' if execute else f'; `{again} --yes` tries again'}."
-    left = len(unknown) - len(result.get("strays_ended") or [])
-    if not execute:
-        what = f"{len(found)} due" if found else "Nothing is due"
-        yield f"{what}. Nothing was done{f'; `{again} --yes` does it' if found else ''}."
-    else:
-        handled = result["handled"]
-        yield f"Handled {handled if isinstance(handled, int) else len(handled)}."
-    if left:
-        yield f"`{again} --yes --override` ends {'them' if left > 1 else 'it'}, if you may."
-    elif unknown:
-        yield f"Ended {len(unknown)} of them."
-    if deferred := result.get("deferred"):
-        yield f"{deferred if isinstance(deferred, int) else len(deferred)} more are left for the next time."
-
-
-def _left(count: int) -> str:
+def left(count: int) -> str:
+    """Scratch directories that are still there."""
     many = "1 scratch directory" if count == 1 else f"{count} scratch directories"
     return f"{many} of workers that have ended could not be removed"
 
 
-def _strays(count: int) -> str:
+def strays(count: int) -> str:
+    """Workers that only the service manager knows of."""
     return f"{count} live worker{'' if count == 1 else 's'} of which there is no record"
 
 
-def _stray(each: Mapping[str, Any]) -> tuple[str, str, str]:
-    return str(each["unit"]), str(each.get("run") or _UNTOLD), ", ".join(each.get("programs") or []) or _UNTOLD
-
-
-def _candidate(each: Mapping[str, Any]) -> tuple[str, str, str]:
-    what = str(each.get("work") or each.get("action") or _UNTOLD)
-    return _named(each), words(what), words(str(each.get("reason") or "")) or _UNTOLD
-
-
-def _named(worker: Any) -> str:
-    """A worker by what the service tells of it."""
-    if not isinstance(worker, Mapping):
-        return str(worker)
-    known = (worker.get("name"), worker.get("id"), worker.get("worker"))
-    return ", ".join(str(part) for part in known if part) or _UNTOLD
-
-
-def _row(worker: Worker, now: int, sessions: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def row(worker: Worker, now: int, sessions: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """A line of a table of workers."""
     since = spoken(now - worker["updated_at"])
     session = (sessions or {}).get(worker.get("run") or "")
     owner = f"run of {session}" if session else _owner(worker)
@@ -353,7 +270,7 @@ def _row(worker: Worker, now: int, sessions: Mapping[str, str] | None = None) ->
 
 
 def _role(worker: Worker) -> str:
-    return worker["role"] or _UNTOLD
+    return worker["role"] or UNTOLD
 
 
 def _state(worker: Worker) -> str:
@@ -435,7 +352,7 @@ def _time(at: int) -> str:
     try:
         return datetime.fromtimestamp(at / 1000).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
-        return _UNTOLD
+        return UNTOLD
 
 
 def _clock(at: int, now: int) -> str:

@@ -269,34 +269,36 @@ class _Acting:
         from agent_intercom.cli.orchestrate.worker import looking, telling
 
         result = self._service.request("renew", {"worker": self._params["id"]} if "id" in self._params else {})
-        return telling.safe(telling.renewed(result["workers"], looking.now())), result
+        return telling.safe(telling.renewed(result, looking.now())), result
 
     def _forget(self) -> tuple[Iterable[str], dict[str, Any]]:
-        from agent_intercom.cli.orchestrate.worker import telling
+        from agent_intercom.cli.orchestrate.worker import telling, tellingremoved
 
         wanted = {"worker": self._params["id"]}
         if not self._params.get("acknowledge", False):
             result = self._service.request("forget", {**wanted, "preview": True})
-            return telling.safe(telling.forgettable(result, "acknowledge:true removes it")), {"dry_run": True, **result}
+            lines = tellingremoved.forgettable(result, "acknowledge:true removes it")
+            return telling.safe(lines), {"dry_run": True, **result}
         result = self._service.request("forget", {**wanted, "acknowledge": True})
-        return telling.safe(telling.forgot(result["forgotten"])), {"dry_run": False, **result}
+        return telling.safe(tellingremoved.forgot(result["forgotten"])), {"dry_run": False, **result}
 
     def _prune(self) -> tuple[Iterable[str], dict[str, Any]]:
-        from agent_intercom.cli.orchestrate.worker import looking, removing, telling
+        from agent_intercom.cli.orchestrate.worker import looking, removing, telling, tellingremoved
 
         really = self._params.get("acknowledge", False)
         result = self._service.request("prune", removing.pruning(self._params.get("id"), False, really))
-        lines = telling.pruned(result)
+        lines = tellingremoved.pruned(result)
         if not really:
-            lines = telling.prunable(result, "acknowledge:true removes these", looking.now())
+            lines = tellingremoved.prunable(result, "acknowledge:true removes these", looking.now())
         return telling.safe(lines), {"dry_run": not really, **result}
 
     def _cleanup(self) -> tuple[Iterable[str], dict[str, Any]]:
-        from agent_intercom.cli.orchestrate.worker import looking, telling
+        from agent_intercom.cli.orchestrate.worker import looking, telling, tellingremoved
 
         execute = self._params.get("execute", False)
         result = self._service.request("cleanup", {"execute": execute})
-        return telling.safe(telling.cleanup(result, execute, "orchestrate worker cleanup", looking.now())), result
+        lines = tellingremoved.cleanup(result, execute, "orchestrate worker cleanup", looking.now())
+        return telling.safe(lines), result
 
     def _doctor(self) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import telling

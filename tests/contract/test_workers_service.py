@@ -375,6 +375,10 @@ def test_output_is_kept_for_who_asks_for_it(host: WorkerHost, ask: Callable[...,
     assert ask("logs", {"worker": kept})["output"] is None
     assert ask("logs", {"worker": kept, "lines": 1, "output": True})["output"] == "two\n"
     assert ask("logs", {"worker": silent, "output": True})["output"] is None
+    ask("restart", {"worker": kept})
+    ask("wait", {"worker": kept, "until": "end", "timeout_ms": 20_000})
+    printed = ask("logs", {"worker": kept, "output": True})["output"].splitlines()
+    assert printed[:2] == printed[3:] == ["one", "two"] and printed[2].startswith("--- started again, ")
 
 
 def test_a_worker_is_restarted_with_what_it_had(host: WorkerHost, ask: Callable[..., dict[str, Any]]) -> None:

@@ -199,7 +199,7 @@ def test_what_a_program_prints_is_read_by_the_person_and_kept_in_memory_alone(li
     assert command in [step["command"] for step in line.json("status", SESSION)["next"]]
     printed = line.call(*command.split()[1:]).stdout
     assert canary in printed and "/words-of-ls" in printed and "ended, with exit status 2" in printed
-    (place,) = (line.bed.root / f"run/user/{line.uid}/agent-intercom/run/{data['unit']}").glob("worker-*/output/output")
+    place = line.bed.root / f"run/user/{line.uid}/agent-intercom/run/{data['unit']}/output-implementer/output"
     assert place.parent.stat().st_mode & 0o777 == 0o700 and place.stat().st_mode & 0o777 == 0o600
     search = f"grep -rlF {canary} /run/user /home/alice /var /tmp 2>/dev/null"
     assert line.bed.run(search, check=False).stdout.split() == [f"/{place.relative_to(line.bed.root)}"]
@@ -207,6 +207,9 @@ def test_what_a_program_prints_is_read_by_the_person_and_kept_in_memory_alone(li
     assert (
         line.call("worker", "logs", f"{data['unit']}/implementer", "--as", "some-session", check=False).returncode == 6
     )
+    line.json("restart", SESSION, "--role", "implementer", "--yes")
+    until(lambda: "--- started again, " in line.call(*command.split()[1:]).stdout, "another start that prints")
+    assert line.call(*command.split()[1:]).stdout.startswith(printed)
     line.json("stop", "--yes")
     assert line.bed.run(search, check=False).stdout == ""
     assert "until the run is over" in line.call(*command.split()[1:]).stderr

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import tempfile
@@ -191,3 +192,20 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
     expected = b"".join(lines(turn * 1_000_000, HALF // 10) for turn in range(4))
     assert expected.endswith(found)
     assert len(found) >= HALF
+
+
+@pytest.mark.parametrize("before", ["one\n", "no end of a line", "x" * ring.SIZE])
+def test_between_two_starts_is_a_line(tmp_path: Path, before: str) -> None:
+    first = ring.Ring(str(tmp_path))
+    first.begin()
+    assert files(tmp_path) == {}, "nothing comes before the first"
+    first.write(before.encode())
+    first.close()
+    second = ring.Ring(str(tmp_path))
+    second.begin()
+    second.write(b"two\n")
+    second.close()
+    found = ring.read(str(tmp_path), ring.SIZE).decode().splitlines()
+    assert before.strip().endswith(found[0]) and found[2:] == ["two"]
+    assert re.fullmatch(r"--- started again, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4} ---", found[1])
+    assert sum(files(tmp_path).values()) <= ring.SIZE

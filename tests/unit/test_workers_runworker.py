@@ -171,7 +171,7 @@ def test_any_program_is_called_by_our_bridge(place: Place) -> None:
     assert made.launch.environment["PI_TMUX_ORCHESTRATOR_TOKEN"] == place.run.tokens["django"]
     assert made.launch.environment["AGENT_INTERCOM_WORKER_STATE"] == f"{place.run.path}/sessions/django"
     assert "AGENT_INTERCOM_SKILLS" not in made.launch.environment
-    assert made.launch.output == f"{place.runtime}/agent-intercom/run/a1/worker-{INCARNATION}/output"
+    assert made.launch.output == f"{place.runtime}/agent-intercom/run/a1/output-django"
     assert made.launch.confinement == Confinement([f"{place.run.path}/sessions/django"], True, False)
     write(place, django=WorkerPlace())
     assert "what runs in this role" in refused(place, "django")

@@ -232,7 +232,8 @@ def test_logs(home: Home, service: Service) -> None:
     service.answers["logs"] = {"events": [event], "output": "no end of a line"}
     assert home.call("worker", "logs", "review", "--output").out == "no end of a line\n"
     service.answers["logs"] = {"events": [event], "output": ""}
-    assert home.call("worker", "logs", "review", "--output").out == ""
+    said = home.call("worker", "logs", "review", "--output")
+    assert (said.code, said.out, said.err) == (0, "", "orchestrate: it has printed nothing\n")
 
 
 def test_wait(home: Home, service: Service) -> None:

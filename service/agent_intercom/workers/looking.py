@@ -104,11 +104,15 @@ class Looking:
         return {"events": events, "output": output}
 
     def _output(self, worker: Worker, lines: int) -> str | None:
-        """The end of what a worker has printed; None where nobody keeps it, or the run that kept it is over."""
-        place = self._service.place_of(worker)
-        directory = places.output_directory(place)
+        """The end of what a worker has printed, in all its starts; None where nobody keeps it, or its run is over."""
         try:
-            if not (path.isdir(directory) if worker.run is not None else places.read(place).keep_output):
+            if worker.run is not None:
+                directory = places.output_of_role(self._service.runtime_dir, worker.run, worker.role)
+                kept = path.isdir(directory)
+            else:
+                place = self._service.place_of(worker)
+                directory, kept = places.output_directory(place), places.read(place).keep_output
+            if not kept:
                 return None
             content = ring.read(directory, OUTPUT_MAX)
         except (WorkerError, OSError):

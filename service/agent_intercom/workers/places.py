@@ -121,8 +121,13 @@ def task_file(place: str) -> str:
 
 
 def output_directory(place: str) -> str:
-    """Where the private ring of a worker's output is."""
+    """Where the private ring of the output of a worker outside runs is, of all its starts."""
     return path.join(place, OUTPUT_NAME)
+
+
+def output_of_role(runtime_dir: str, unit: str, role: str) -> str:
+    """The same of the workers of a role in a run; it goes with the run."""
+    return path.join(runtime_dir, PRODUCT, "run", unit, f"{OUTPUT_NAME}-{role}")
 
 
 def make(place: str) -> None:

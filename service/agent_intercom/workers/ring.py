@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The private ring of what a worker prints (managed-workers spec, 9.6).
 
-It is two files: when the newer one is full, it takes the place of the older one. The shim writes it, the worker service
-reads it, for those who may see it. Like the shim it imports next to nothing.
+It is two files: when the newer one is full, it takes the place of the older one. All starts of a worker have one ring,
+with a line between them. The shim writes it, the worker service reads it, for those who may see it. Like the shim it
+imports next to nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import errno
 import os
 import select
 import stat
+import time
 
 SIZE = 1 << 20
 """Bytes of both files together, at most."""
+
+BETWEEN = "--- started again, %Y-%m-%d %H:%M:%S %z ---\n"
+"""What is between two starts, for strftime(3)."""
 
 _HALF = SIZE // 2
 _NEWER, _OLDER = "output", "output.old"
@@ -45,6 +50,15 @@ class Ring:
         except OSError:
             return
 
+    def begin(self) -> None:
+        """Put a line between what is there, of an earlier start, and what comes."""
+        try:
+            if end := read(os.path.dirname(self._newer), 1):
+                self.write(b"" if end == b"\n" else b"\n")
+                self.write(time.strftime(BETWEEN).encode())
+        except OSError:
+            return
+
     def close(self) -> None:
         """Close the file; a later `write` opens it again."""
         if self._descriptor >= 0:
@@ -72,6 +86,7 @@ def copy(output: int, child: int, directory: str) -> None:
     """
     ended = os.pidfd_open(child)
     ring = Ring(directory)
+    ring.begin()
     os.set_blocking(output, False)
     waiting = select.poll()
     waiting.register(output, select.POLLIN)

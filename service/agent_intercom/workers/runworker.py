@@ -119,7 +119,7 @@ def prepare(
         scratch=scratch,
         confinement=confinement(own, role, run.manifest.project, driven.writable),
         # What Pi prints is its protocol, and what was said is in its sessions.
-        output=places.output_directory(own_place) if name == harness.COMMAND else None,
+        output=places.output_of_role(runtime_dir, unit, role) if name == harness.COMMAND else None,
         stdin=driven.stdin,
     )
     return Prepared(

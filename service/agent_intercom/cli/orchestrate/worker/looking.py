@@ -117,8 +117,8 @@ def logs(options: argparse.Namespace) -> Answer:
         result = service.request("logs", wanted)
     if not options.output:
         return Answer(result, telling.safe(telling.logs(result["events"])))
-    if result.get("output") is None and not options.json:
-        complain(telling.NOT_KEPT, program=options.program)
+    if not result.get("output") and not options.json:
+        complain(telling.NOT_KEPT if result.get("output") is None else telling.NOTHING, program=options.program)
     return Answer(result, telling.printed(result.get("output") or ""))
 
 

@@ -216,6 +216,7 @@ def waited(worker: Worker, until: str, now: int) -> Iterator[str]:
 def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
     """What was done with a worker, and with those that it had started."""
     worker = result["worker"]
+NOTHING: Final = "it has printed nothing"
     done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
     if action == "stop" and all(each["id"] != worker["id"] for each in result.get("stopped") or []):
         done = _ENDED_BEFORE

@@ -87,7 +87,7 @@ PARTS = {
 READ_ONLY = [
     "Where the kernel can, it keeps you from changing any file of the project or of the home",
     f"Yours is the directory that `{SCRATCH_ENVIRONMENT}` names",
-    "`orchestrate worker checkout` makes one in that directory and prints its path first",
+    "`orchestrate worker checkout` makes one in that directory and prints its path.",
     "In reports, paths are those of the project",
 ]
 

@@ -366,14 +366,20 @@ def ask(directory: str | None) -> Any:
     return command.checkout(argparse.Namespace(directory=directory, program="orchestrate", json=False))
 
 
-def test_the_command_prints_the_path_first(project: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_path_alone(
+    project: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv(SCRATCH_ENVIRONMENT, str(scratch))
     for directory in (None, str(project)):
         with contextlib.chdir(project):
             answer = ask(directory)
         assert answer.data["directory"] == f"{scratch}/worktree"
-        assert list(answer.lines) == [f"{scratch}/worktree", "7 files copied, 0 links to what the project ignores"]
+        assert list(answer.lines) == [f"{scratch}/worktree"]
+        told = "orchestrate: 7 files copied, 0 links to what the project ignores\n"
+        assert capsys.readouterr() == ("", told)
         assert answer.error is None
+    options = argparse.Namespace(directory=str(project), program="orchestrate", json=True)
+    assert command.checkout(options).data["files"] == 7 and capsys.readouterr() == ("", "")
 
 
 def test_the_command_is_for_inside_workers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,12 @@ def _inside(adding: Adding, lazy: Lazy) -> None:
         "checkout", lazy("worker.checkout", "checkout"), "make a copy of a work tree that may be changed",
         "worker checkout",
     ) as sub:  # fmt: skip
-        sub.description = "Make a copy of a work tree in the scratch directory of the worker that says this."
+        sub.description = (
+            "Make a copy of a work tree in the scratch directory of the worker that says this. Standard output has\n"
+            "the path of the copy alone, for `cd \"$(orchestrate worker checkout)\"`; standard error tells how much\n"
+            "it is. What git lists is copied, and small files that it ignores; links lead to dependencies, to other\n"
+            "directories that it ignores and to files such as .env; what builds and tools leave is left out."
+        )
         sub.add_argument("directory", nargs="?", metavar="DIR", help="the work tree (default: this directory)")
     with adding.command(
         "run", lazy("worker.bridging", "run"), "be the worker of a role in a run", "worker run -- ./agent"

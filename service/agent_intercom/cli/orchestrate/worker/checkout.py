@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from typing import Final
 
 from agent_intercom.cli.orchestrate.answer import INVALID_ARGUMENTS, LOCAL_RUNTIME_ERROR, Answer, CommandFailure
-from agent_intercom.cli.output import printable
+from agent_intercom.cli.output import complain, printable
 from agent_intercom.workers import checkout as copies
 from agent_intercom.workers.checkout import Checkout
 from agent_intercom.workers.contract import SCRATCH_ENVIRONMENT, Code
@@ -40,7 +39,10 @@ def checkout(options: argparse.Namespace) -> Answer:
     except WorkerError as error:
         code = LOCAL_RUNTIME_ERROR if error.code == Code.START_FAILED else INVALID_ARGUMENTS
         raise CommandFailure(code, error.text, _hint(error)) from error
-    return Answer(made._asdict(), _lines(made))
+    if not options.json:
+        complain(_told(made), program=options.program)
+    # Alone, for `cd "$(orchestrate worker checkout)"`.
+    return Answer(made._asdict(), [printable(made.directory)])
 
 
 def _hint(error: WorkerError) -> str:
@@ -49,9 +51,10 @@ def _hint(error: WorkerError) -> str:
     return _HINTS.get(error.field, "See how much room there is.")
 
 
-def _lines(made: Checkout) -> Iterator[str]:
-    # The path comes first and alone, for `cd "$(orchestrate worker checkout | head -n 1)"`.
-    yield printable(made.directory)
-    yield f"{made.files} files copied, {made.links} links to what the project ignores"
-    if made.left_out:
-        yield f"{made.left_out} files left out, because they cannot be read"
+def _told(made: Checkout) -> str:
+    told = f"{_count(made.files, 'file')} copied, {_count(made.links, 'link')} to what the project ignores"
+    return f"{told}; {_count(made.left_out, 'file')} left out: cannot be read" if made.left_out else told
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

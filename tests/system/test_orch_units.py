@@ -300,6 +300,21 @@ def test_stopping_the_socket_ends_the_broker(runs: Runs) -> None:
     until(lambda: runs.states("r1") == ("inactive", "inactive", "inactive"), "the end of the slice")
 
 
+def test_all_runs_are_ended_and_workers_outside_them_go_on(runs: Runs) -> None:
+    """As operations.md has it: all units of runs at once; and what else is in the slice above."""
+    for unit in ("r1", "r2"):
+        runs.told(runs.door.connect(runs.start(unit)))
+    words = "--unit=worker-x --slice=orchestrate-workers.slice --scope sleep 1000"
+    runs.bed.as_user("alice", f"systemd-run --user --quiet {words} >/dev/null 2>&1 &")
+    until(lambda: runs.state("worker-x.scope") == "active", "a worker outside runs")
+    runs.systemctl("stop", "orchestrate@*")
+    for unit in ("r1", "r2"):
+        until(lambda unit=unit: set(runs.states(unit)) == {"inactive"}, "the end of the run")  # type: ignore[misc]
+    assert runs.state("worker-x.scope") == "active"
+    runs.systemctl("stop", "orchestrate.slice")
+    assert runs.state("worker-x.scope") == "inactive"
+
+
 def test_connections_outlive_the_broker(runs: Runs) -> None:
     peer = runs.door.connect(runs.start("r1"))
     pids = [runs.told(peer)["pid"]]

@@ -75,6 +75,21 @@ def test_a_worker_from_its_start_to_its_end(bed: Bed) -> None:
     assert told(bed, "status", "audit", code=4)["code"] == "worker_not_found"
 
 
+def test_a_limit_that_is_none_is_told(bed: Bed) -> None:
+    """What counts is the file of the worker's own control group; this machine may have the controller or not."""
+    words = ("--memory-max", "64M", "--tasks-max", "64", "--", "sleep", "1000")
+    begun = told(bed, "start", "small", *words)
+    group = f"/sys/fs/cgroup{begun['worker']['placed']['control_group']}"
+    there = bed.run(["ls", group]).stdout.split()
+    lacks = [name for name, file in (("memory_max", "memory.max"), ("tasks_max", "pids.max")) if file not in there]
+    assert begun["unenforced"] == told(bed, "status", "small")["unenforced"] == lacks
+    said = bed.as_user("alice", f"AGENT_INTERCOM_SCOPE_ID={SCOPE} orchestrate worker status small").stdout
+    assert ("not enforced: memory" in said) is ("memory_max" in lacks)
+    doctor = bed.as_user("alice", "orchestrate doctor --json --skip-model-check", check=False).stdout
+    checks = {each["check"]: each for each in json.loads(doctor)["data"]["checks"]}
+    assert (checks["limits"]["state"] == "ok") is (not lacks)
+
+
 def test_a_worker_of_a_worker_is_told_with_it(bed: Bed) -> None:
     child = "orchestrate worker start child -- sleep 1000; exec sleep 1000"
     started = told(bed, "start", "parent", "--may-start", "1", "--", "sh", "-c", child)["worker"]

@@ -179,3 +179,28 @@ def test_a_watch_that_is_closed_does_not_call() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(watched())
+
+
+def test_limits_that_nobody_is_held_to(make: Make) -> None:
+    group = make(memory_max="67108864\n", memory_high="max\n")
+    assert cgroups.unheld(GROUP, ("memory.max", "memory.high", "pids.max")) == ("memory.high", "pids.max")
+    (group / "pids.max").write_text("512\n")
+    assert cgroups.unheld(GROUP, ("memory.max", "pids.max")) == ()
+
+
+def test_of_a_group_that_is_gone_what_is_above_it_tells(make: Make) -> None:
+    limits = ("memory.max", "pids.max")
+    above = make("/user.slice/workers.slice")
+    (above / "cgroup.controllers").write_text("pids\n")
+    assert cgroups.unheld("/user.slice/workers.slice/worker-2.scope", limits) == ("memory.max",)
+    (above / "cgroup.controllers").write_text("cpu memory pids\n")
+    assert cgroups.unheld("/user.slice/workers.slice/worker-2.scope", limits) == ()
+    # The topmost one may be a container's, in which the group never was.
+    assert cgroups.unheld("/elsewhere.slice/worker-2.scope", limits) == ()
+    assert cgroups.unheld("/../worker-2.scope", limits) == ()
+
+
+def test_which_controllers_there_are(make: Make) -> None:
+    (make() / "cgroup.controllers").write_text("cpu pids\n")
+    assert cgroups.controllers(GROUP) == {"cpu", "pids"}
+    assert cgroups.controllers("/nowhere") is None and cgroups.controllers("/../x") is None

@@ -13,7 +13,7 @@ import errno
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from os import path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -33,6 +33,9 @@ _MEMORY: Final = "memory.events"
 
 _MARK: Final = "cgroup.controllers"
 """What every control group of version 2 has, the topmost one included, and none of version 1."""
+
+_NONE: Final = "max"
+"""What a limit says that is none."""
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 """What opening and reading a file of a control group that has gone, or is just going, ends with."""
@@ -131,6 +134,41 @@ def cpu_usec(cgroup: str) -> int | None:
         with contextlib.suppress(OSError), open(path.join(found, "cpu.stat"), encoding="ascii") as stat:
             return _flat(stat.read()).get("usage_usec")
     return None
+
+
+def controllers(cgroup: str) -> frozenset[str] | None:
+    """The controllers that a control group can have for those below it; None where it cannot be seen."""
+    found = directory(cgroup)
+    with contextlib.suppress(OSError):
+        if found is not None:
+            with open(path.join(found, _MARK), encoding="ascii") as file:
+                return frozenset(file.read().split())
+    return None
+
+
+def unheld(cgroup: str, limits: Iterable[str]) -> tuple[str, ...]:
+    """Of the limits that a control group was to have, such as `memory.max`, those that the kernel holds nobody to.
+
+    Of one that is gone it is what the nearest above it that is there could not have given it.
+    """
+    found = directory(cgroup)
+    if found is not None:
+        return tuple(name for name in limits if not _held(path.join(found, name)))
+    above = path.dirname(cgroup)
+    while len(above) > 1 and directory(above) is None:
+        above = path.dirname(above)
+    # The topmost one that is seen from here need not be the topmost one that there is.
+    given = controllers(above) if len(above) > 1 else None
+    return () if given is None else tuple(name for name in limits if name.partition(".")[0] not in given)
+
+
+def _held(file: str) -> bool:
+    """Whether a limit is one. Where the controller is not there, neither is its file."""
+    try:
+        with open(file, encoding="ascii") as limit:
+            return limit.read().strip() != _NONE
+    except OSError:
+        return False
 
 
 class Watch:

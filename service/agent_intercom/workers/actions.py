@@ -21,7 +21,7 @@ from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.lifecycle import reached
-from agent_intercom.workers.looking import Looking
+from agent_intercom.workers.looking import Looking, unenforced
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.provisioning import Order
 from agent_intercom.workers.records import Grant, Worker
@@ -172,7 +172,8 @@ class Actions:
         self._service.commit()
 
         prepare = self._preparation(place, parent, task=asked.task)
-        return {"worker": told(await self._service.carry_out(self._service.begin(started.worker, prepare)))}
+        worker = await self._service.carry_out(self._service.begin(started.worker, prepare))
+        return {"worker": told(worker), "unenforced": unenforced(self._service, worker)}
 
     def _preparation(self, place: Place, parent: Worker | None, **how: Any) -> Callable[[Worker], Order]:
         """What makes the order of a start, as `orders.of_person` does."""
@@ -247,7 +248,8 @@ class Actions:
         def prepare(row: Worker) -> Order:
             return orders.of_role(row, self._service.runtime_dir, self._library)
 
-        return {"worker": told(await self._service.carry_out(self._service.begin(worker, prepare)))}
+        worker = await self._service.carry_out(self._service.begin(worker, prepare))
+        return {"worker": told(worker), "unenforced": unenforced(self._service, worker)}
 
     async def _stop_role(self, caller: Caller, asked: StopRole) -> dict[str, Any]:
         _outside(caller)
@@ -286,7 +288,8 @@ class Actions:
         self._service.commit()
         parent = self._registry.of(worker.parent) if worker.parent is not None else None
         begun = await self._service.begin(worker, self._preparation(place, parent, fresh=fresh, again=True))
-        return {"worker": told(begun), "stopped": [told(each) for each in ended]}
+        lacks = unenforced(self._service, begun)
+        return {"worker": told(begun), "stopped": [told(each) for each in ended], "unenforced": lacks}
 
     async def _pause(self, caller: Caller, asked: One) -> dict[str, Any]:
         await self._look(caller, asked)

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent_intercom.host.manager import NO_SUCH_UNIT, Manager, ManagerRefused
-from agent_intercom.workers import contract, places
+from agent_intercom.orchestration import runtime
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers import contract, limits, places
 from agent_intercom.workers.client import Client, socket_path
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
@@ -37,7 +39,8 @@ class WorkerUnit(NamedTuple):
     `active`, `sub` and `result` are what systemd calls ActiveState, SubState and Result; of one that is gone, `result`
     says how its command ended (`success`, `exit-code`, `signal`), as far as `exit` tells. `pid` is that of the first
     process in it, 0 where it has ended. `enforced` has the words for what the kernel refuses it. `paused`: it runs, and
-    its unit is frozen until somebody resumes it.
+    its unit is frozen until somebody resumes it. `unenforced` are the limits of the run's settings, by their names in
+    its place, that nobody in the unit is held to.
     """
 
     role: str
@@ -51,6 +54,7 @@ class WorkerUnit(NamedTuple):
     enforced: tuple[str, ...]
     exit: places.Exit | None
     paused: bool = False
+    unenforced: tuple[str, ...] = ()
 
     @property
     def up(self) -> bool:
@@ -60,7 +64,7 @@ class WorkerUnit(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The same as `--json` has it."""
         told = None if self.exit is None else self.exit._asdict()
-        return {**self._asdict(), "enforced": list(self.enforced), "exit": told}
+        return {**self._asdict(), "enforced": list(self.enforced), "exit": told, "unenforced": list(self.unenforced)}
 
 
 @contextlib.contextmanager
@@ -103,6 +107,7 @@ def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
     Raises ManagerError.
     """
     found = []
+    given = _given(runtime_dir, unit)
     for worker in places.run_workers(runtime_dir, unit):
         match = contract.UNIT.fullmatch(worker.unit)
         if match is None:
@@ -123,9 +128,22 @@ def workers(manager: Manager, runtime_dir: str, unit: str) -> list[WorkerUnit]:
                 worker.enforced,
                 ended,
                 active in _UP and scope is not None and scope.get("FreezerState") == _FROZEN,
+                _unenforced(given.get(worker.role), scope if active in _UP else None),
             )
         )
     return [worker for worker in found if worker.up or worker == _last(found, worker.role)]
+
+
+def _given(runtime_dir: str, unit: str) -> Mapping[str, limits.Limited]:
+    """The limits of a run's workers, by role; none where they cannot be read."""
+    with contextlib.suppress(Refusal):
+        return runtime.read(runtime_dir, unit).workers
+    return {}
+
+
+def _unenforced(given: limits.Limited | None, scope: Mapping[str, Any] | None) -> tuple[str, ...]:
+    group = str((scope or {}).get("ControlGroup", ""))
+    return limits.unheld(given, group) if given is not None and group else ()
 
 
 def _last(found: Sequence[WorkerUnit], role: str) -> WorkerUnit:

@@ -13,7 +13,9 @@ import msgspec
 from agent_intercom import __version__
 from agent_intercom.host import cgroups, processes
 from agent_intercom.host.manager import ManagerError
-from agent_intercom.workers import confinement, contract, pausing, places, ring, strays
+from agent_intercom.orchestration import runtime
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers import confinement, contract, limits, pausing, places, ring, strays
 from agent_intercom.workers.answers import Known, told
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import TERMINAL
@@ -71,7 +73,7 @@ class Looking:
     async def _status(self, caller: Caller, asked: Status) -> dict[str, Any]:
         worker = self._registry.find(caller, asked.worker)
         if worker.state in TERMINAL or worker.placed is None:
-            return {"worker": told(worker), "processes": [], "unit": None}
+            return {"worker": told(worker), "processes": [], "unit": None, "unenforced": []}
         group = worker.placed.control_group
         unit = await self._unit(worker, group)
         # It may have been paused past us, or have ended meanwhile.
@@ -81,6 +83,7 @@ class Looking:
             "worker": told(worker),
             "processes": [{"pid": pid, "name": name} for pid, name in found],
             "unit": unit,
+            "unenforced": unenforced(self._service, worker),
         }
 
     async def _unit(self, worker: Worker, group: str) -> dict[str, Any] | None:
@@ -161,6 +164,19 @@ class Looking:
             return await strays.find(self._service)
         except WorkerError:
             return None
+
+
+def unenforced(service: Service, worker: Worker) -> list[str]:
+    """The limits that a worker was given and nobody in its unit is held to, by their names in its place."""
+    if worker.placed is None:
+        return []
+    given: limits.Limited | None = None
+    with contextlib.suppress(WorkerError, Refusal):
+        if worker.run is None:
+            given = places.read(service.place_of(worker))
+        else:
+            given = runtime.read(service.runtime_dir, worker.run).workers.get(worker.role)
+    return [] if given is None else list(limits.unheld(given, worker.placed.control_group))
 
 
 def _number(group: str, name: str) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from os import path
 from typing import Any, Final, NamedTuple
 
-from agent_intercom.cli.orchestrate import config
+from agent_intercom.cli.orchestrate import config, limiting
 from agent_intercom.cli.orchestrate.answer import JsonObject
 from agent_intercom.cli.orchestrate.preparing import needs_pi, program_fault
 from agent_intercom.cli.place import file_system
@@ -26,7 +26,7 @@ from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.harness import COMMAND
 from agent_intercom.orchestration.models import ModelCheck
 from agent_intercom.orchestration.pipackage import PiPackage
-from agent_intercom.workers import confinement, hosted
+from agent_intercom.workers import confinement, hosted, limits
 from agent_intercom.workers.contract import SERVICE_UNIT, SLICE_UNIT, SOCKET_UNIT, UNIT
 from agent_intercom.workers.spec import Confinement
 
@@ -41,6 +41,8 @@ _NO_RUN: Final = "0"
 _SLICE: Final = re.compile(r"orchestrate-([a-z0-9]{1,32})\.slice", re.ASCII)
 
 _UP: Final = frozenset({"active", "activating", "deactivating"})
+
+_CONTROLLERS: Final = frozenset(limits.CONTROLLERS.values())
 
 _WHOLE_ABI: Final = 3
 """The ABI of Landlock from which on nothing that changes a file is left out."""
@@ -64,8 +66,9 @@ class Systemd(NamedTuple):
     `brokers` has one entry for every run that lives, by its unit id; None: systemd has not loaded its service.
     `left` has the number of processes of every run that goes on although nobody listens for it, `workers` the workers
     of every run that lives, by its unit id. `service` is the state of the worker service, of its socket and of itself;
-    `freezer` whether what is in a control group can be paused, `oom_policy` whether scope units have OOMPolicy=.
-    `strays` is how many workers live that the worker service does not know of, `unwritten` the code of what prevents it
+    `freezer` whether what is in a control group can be paused, `controllers` which of them the manager has (`kernel`:
+    and the kernel; both None where that cannot be seen), `oom_policy` whether scope units have OOMPolicy=. `strays` is
+    how many workers live that the worker service does not know of, `unwritten` the code of what prevents it
     from writing down what happens.
     """
 
@@ -79,6 +82,8 @@ class Systemd(NamedTuple):
     workers: Mapping[str, Sequence[hosted.WorkerUnit]] = {}
     service: Sequence[UnitState] = ()
     freezer: bool | None = None
+    controllers: frozenset[str] | None = None
+    kernel: frozenset[str] | None = None
     oom_policy: bool | None = None
     strays: int = 0
     unwritten: str = ""
@@ -149,6 +154,8 @@ def ask_manager(runtime_dir: str | None) -> Systemd:
                 },
                 service=[state for state in states if state.name in {SOCKET_UNIT, SERVICE_UNIT}],
                 freezer=_freezer(manager.control_group()),
+                controllers=cgroups.controllers(manager.control_group()),
+                kernel=cgroups.controllers("/"),
                 oom_policy=_oom_policy(manager),
                 **({} if runtime_dir is None else _known(manager, states, runtime_dir)),
             )
@@ -266,6 +273,7 @@ def workers(found: Systemd) -> Iterator[Check]:
         yield Check("confinement", "warn" if old else "ok", text, hint)
     if not found.reachable or found.units.get(SERVICE_UNIT) is None:
         return
+    yield from _limits(found)
     states = {state.name: state.active for state in found.service}
     failed = [name for name, active in states.items() if active == "failed"]
     if failed:
@@ -292,6 +300,21 @@ def workers(found: Systemd) -> Iterator[Check]:
         yield Check("freezer", "warn", "the kernel freezes no control groups: workers cannot be paused", "Linux 5.2")
     elif found.freezer:
         yield Check("freezer", "ok", "workers can be paused")
+
+
+def _limits(found: Systemd) -> Iterator[Check]:
+    """Whether limits of workers are limits; systemd takes them all the same and says nothing."""
+    if found.controllers is None:
+        return
+    lacks = sorted(_CONTROLLERS - found.controllers)
+    if not lacks:
+        yield Check("limits", "ok", "limits of memory and of tasks are enforced")
+        return
+    gone = [name for name in lacks if found.kernel is not None and name not in found.kernel]
+    hint = "`sudo systemctl edit user@.service`: Delegate=yes below [Service]; then log in anew"
+    if gone:
+        hint = f"the kernel, or whoever runs this container, has to give it (cgroup_enable={gone[0]}; cgroups(7))"
+    yield Check("limits", "warn", f"{limiting.lacking(lacks)}: such limits of workers are not enforced", hint)
 
 
 def runtime_directory(environ: Mapping[str, str]) -> Iterator[Check]:

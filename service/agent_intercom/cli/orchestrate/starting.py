@@ -13,7 +13,7 @@ from os import path
 from typing import Final
 
 from agent_intercom.cli import output
-from agent_intercom.cli.orchestrate import confining
+from agent_intercom.cli.orchestrate import confining, limiting
 from agent_intercom.cli.orchestrate.answer import ERROR, Answer, CommandFailure, JsonObject
 from agent_intercom.cli.orchestrate.preparing import Prepared, prepare
 from agent_intercom.cli.place import MEMORY_FILE_SYSTEMS, file_system
@@ -106,6 +106,22 @@ def _warnings(prepared: Prepared) -> Iterator[str]:
     kind = file_system(directory)
     if kind is not None and kind not in MEMORY_FILE_SYSTEMS:
         yield f"XDG_RUNTIME_DIR is on {kind}: the keys in the environment of the run are written to a disk"
+
+
+def _lacking(prepared: Prepared) -> tuple[str, ...]:
+    """The controllers that the limits of the workers take and the user's manager does not have."""
+    from agent_intercom.workers import limits
+
+    if not limits.asked(prepared.workers.values()):
+        return ()
+    from agent_intercom.host.manager import Manager, ManagerError
+
+    try:
+        with Manager() as manager:
+            return limits.lacking(prepared.workers.values(), manager.control_group())
+    except ManagerError:
+        # Without a manager nothing is started.
+        return ()
 
 
 def _meet(one: str, other: str) -> bool:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, ParamSpec
 
+from agent_intercom.cli.orchestrate import limiting
 from agent_intercom.cli.orchestrate.steps import ago
 from agent_intercom.cli.output import printable, table
 from agent_intercom.orchestration.contract import REVIEWER, ROLES, RoleState, Workflow
@@ -189,6 +190,9 @@ def _unit_lines(data: Mapping[str, Any]) -> Iterator[str]:
     for role, silent in data["silent"].items():
         yield f"worker: {role}: its program {_fell_silent(silent)} ({words(silent['kind'])}, round {silent['round']})"
     yield from _enforced(data["workers"] or ())
+    for worker in data["workers"] or ():
+        if worker.get("unenforced"):
+            yield f"not enforced: {worker['role']}: {limiting.told(worker['unenforced'])}"
 
 
 def _ended(worker: Mapping[str, Any]) -> str:

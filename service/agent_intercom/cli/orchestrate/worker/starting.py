@@ -33,9 +33,7 @@ def start(options: argparse.Namespace) -> Answer:
     with calling.asking(options, begin=True, hints=_ways_out(options)) as service:
         result = service.request("start", params, TIMEOUT)
     confined = params["writable"] is not None
-    lines = telling.started(
-        result["worker"], now(), kept=params["keep_output"], confined=confined, program=options.program
-    )
+    lines = telling.started(result, now(), kept=params["keep_output"], confined=confined, program=options.program)
     return Answer(result, telling.safe(lines))
 
 

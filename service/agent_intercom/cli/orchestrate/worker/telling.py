@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from agent_intercom.cli.orchestrate import limiting
 from agent_intercom.cli.orchestrate.amounts import spoken
 from agent_intercom.cli.output import printable, table
 from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Outcome, State, StopReason
@@ -67,17 +68,21 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def started(worker: Worker, now: int, *, kept: bool, confined: bool, program: str | None = None) -> Iterator[str]:
+def started(
+    result: Mapping[str, Any], now: int, *, kept: bool, confined: bool, program: str | None = None
+) -> Iterator[str]:
     """What became of a start: `started` is said only of one that has told so itself.
 
     `kept` is whether what it prints is kept, `confined` whether it may not change every file. `program` is what a
     person calls to see more; None: an agent has read this, which has its own way.
     """
+    worker = result["worker"]
     how = "started" if worker["state"] in _UP else "launched"
     yield f"{worker['name']}: {how}, {words(worker['state'])}, generation {worker['generation']}"
     yield f"id: {worker['id']}, unit: {worker['unit']}"
     if worker.get("enforced"):
         yield f"enforced by the kernel: {', '.join(map(words, worker['enforced']))}"
+    yield from _unenforced(result)
     if told := _until(worker, now):
         yield f"{told}; alive is what uses the processor, or says so (worker notify, worker renew)"
     shown = "logs with output" if program is None else f"`{program} worker logs {worker['name']} --output`"
@@ -130,6 +135,7 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
         yield f"directory: {given['directory']}"
         if limits := _limits(given):
             yield f"limits: {limits}"
+    yield from _unenforced(data)
     if worker.get("run"):
         session = (data.get("sessions") or {}).get(worker["run"])
         yield f"run: {f'session {session}, ' if session else ''}orchestrate@{worker['run']}.service"
@@ -155,6 +161,11 @@ def _limits(given: Mapping[str, Any]) -> str:
     parts = [f"{name} {size / 1_048_576:.0f} MiB" for name, size in sizes if size is not None]
     parts += [f"{given['tasks_max']} tasks"] if given["tasks_max"] is not None else []
     return ", ".join(parts)
+
+
+def _unenforced(result: Mapping[str, Any]) -> Iterator[str]:
+    if names := result.get("unenforced"):
+        yield f"not enforced: {limiting.told(names)}"
 
 
 def _spans(worker: Worker) -> str:
@@ -204,6 +215,7 @@ def printed(output: str) -> Iterator[str]:
         yield "\t".join(map(printable, line.split("\t")))
 
 
+NOTHING: Final = "it has printed nothing"
 NOT_KEPT: Final = "its output is not kept (`start --keep-output`; of runs, that of programs, until the run is over)"
 
 
@@ -216,7 +228,6 @@ def waited(worker: Worker, until: str, now: int) -> Iterator[str]:
 def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
     """What was done with a worker, and with those that it had started."""
     worker = result["worker"]
-NOTHING: Final = "it has printed nothing"
     done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
     if action == "stop" and all(each["id"] != worker["id"] for each in result.get("stopped") or []):
         done = _ENDED_BEFORE
@@ -224,6 +235,8 @@ NOTHING: Final = "it has printed nothing"
     yield f"{name}: {done}{_aside(worker, action, now)}"
     if result.get("recorded") is False:
         yield "The worker service cannot write this down now; it says so until it can (`orchestrate doctor`)."
+    if action == "restart":
+        yield from _unenforced(result)
     others = [each for each in result.get("stopped") or [] if each["id"] != worker["id"]]
     for each in others:
         yield f"{each['name']}: stopped with it" + ("" if each["state"] in TERMINAL else f" ({_state(each)})")

@@ -211,7 +211,7 @@ class _Acting:
             key=params.get("key"),
         )
         result = self._service.request("start", wanted, starting.TIMEOUT)
-        lines = telling.started(result["worker"], looking.now(), kept=wanted["keep_output"], confined=confined)
+        lines = telling.started(result, looking.now(), kept=wanted["keep_output"], confined=confined)
         return telling.safe(lines), result
 
     def _grant(self, now: int) -> dict[str, Any] | None:

@@ -44,6 +44,8 @@ _WAYS_OUT: Final = {
     "broker_not_ready": "Try again later.",
 }
 
+_FOREIGN: Final = "Say it from the program that the bridge runs, or from what that has started in the same unit."
+
 
 def report(options: argparse.Namespace) -> Answer:
     """`report`: say the result of the assignment, and what the broker answers."""
@@ -123,7 +125,8 @@ def _asked(request: dict[str, Any]) -> dict[str, Any]:
     if code == "not_accepted_yet":
         by = "not accepted yet"
     told = f"{by}: {text}" + (f" ({field})" if field and field not in text else "")
-    raise _failure(code if code in REPORTING_EXITS else INTERNAL_ERROR, told, _WAYS_OUT.get(code, ""))
+    way_out = _FOREIGN if code == "unauthorized" and answer.get("by") == "bridge" else _WAYS_OUT.get(code, "")
+    raise _failure(code if code in REPORTING_EXITS else INTERNAL_ERROR, told, way_out)
 
 
 def _failure(code: str, text: str, hint: str = "") -> CommandFailure:

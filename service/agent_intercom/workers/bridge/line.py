@@ -16,7 +16,7 @@ from agent_intercom.orchestration.contract import MAX_FRAME
 from agent_intercom.wire import codec, framing
 from agent_intercom.wire.errors import WireError
 from agent_intercom.wire.peer import peer_credentials
-from agent_intercom.workers.bridge import settings
+from agent_intercom.workers.bridge import belonging, settings
 from agent_intercom.workers.bridge.events import Received
 
 MAX_LINE: Final = 262_144
@@ -112,10 +112,14 @@ class BrokerLine(Line):
 
 
 class Client:
-    """Somebody at the report socket: requests are lines of JSON, and so are the answers."""
+    """Somebody at the report socket: requests are lines of JSON, and so are the answers.
 
-    def __init__(self, connection: socket.socket) -> None:
+    `ours`: one of the bridge's own processes, and not of another worker's.
+    """
+
+    def __init__(self, connection: socket.socket, ours: bool = True) -> None:
         self.socket = connection
+        self.ours = ours
         self._received = bytearray()
 
     def requests(self) -> list[dict[str, Any]]:
@@ -182,13 +186,14 @@ def accepted(listener: socket.socket) -> Client | None:
         return None
     try:
         foreign = peer_credentials(connection).uid != os.geteuid()
+        ours = not foreign and belonging.connected(connection)
     except WireError:
-        foreign = True
+        foreign, ours = True, False
     if foreign:
         connection.close()
         return None
     connection.setblocking(False)
-    return Client(connection)
+    return Client(connection, ours)
 
 
 def _deliver_as(payload: bytes) -> str | None:

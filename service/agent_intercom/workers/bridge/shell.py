@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from os import path
-from typing import Any, Final
+from typing import Final
 
 from agent_intercom.host import privatefiles
 from agent_intercom.orchestration.errors import Refusal
@@ -24,14 +24,11 @@ from agent_intercom.wire import codec, framing
 from agent_intercom.wire.errors import WireError
 from agent_intercom.workers import client
 from agent_intercom.workers import contract as service
-from agent_intercom.workers.bridge import child, core, events, line, looking, memory, traces
+from agent_intercom.workers.bridge import child, core, events, line, looking, memory, reception, traces
 from agent_intercom.workers.bridge import settings as variables
 from agent_intercom.workers.bridge.settings import Settings
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
-
-MAX_CLIENTS: Final = 32
-"""Who may be connected to the report socket at once; one more is turned away."""
 
 _AGAIN_MS: Final = 1_000
 _AGAIN_MOST_MS: Final = 60_000
@@ -56,12 +53,10 @@ class Shell:
         self._patience = _AGAIN_MS
         self._child: child.Running | None = None
         self._look: tuple[int, int] | None = None
-        self._clients: set[line.Client] = set()
-        self._waiting = line.Waiting()
         self._file = path.join(settings.state, f"bridge-g{settings.generation}.json")
         self._address = line.address_of(settings.state, settings.scratch, settings.generation)
         self._lock: int | None = None
-        self._listener: socket.socket | None = None
+        self._reception: reception.Reception | None = None
 
     def run(self) -> int:
         """Work until the run has ended, another worker has taken over or somebody says so; the exit status.
@@ -71,8 +66,6 @@ class Shell:
         bridge = core.Bridge(self._prepare(), self._settings.thresholds)
         wakeup = self._signals()
         self._watch(wakeup, lambda: self._told_to_end(wakeup))
-        assert self._listener is not None
-        self._watch(self._listener, self._come)
         self._carry_out(bridge.start(_now()))
         while self._status is None:
             while self._queue and self._status is None:
@@ -86,15 +79,11 @@ class Shell:
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
             self._child.reap()
-        for each in (self._broker, self._service, *self._clients):
+        for each in (self._broker, self._service, self._reception):
             if each is not None:
                 each.close()
         if self._look is not None:
             looking.end(*self._look)
-        if self._listener is not None:
-            self._listener.close()
-            with contextlib.suppress(OSError):
-                os.unlink(self._address)
         if self._lock is not None:
             os.close(self._lock)
         signal.set_wakeup_fd(-1)
@@ -111,13 +100,19 @@ class Shell:
                     os.mkdir(directory, 0o700)
             privatefiles.close_directory(settings.state)
             self._lock = privatefiles.lock(f"{self._file}.lock")
-            self._listener = line.listen(self._address)
+            self._reception = reception.Reception(
+                self._address, self._watch, self._selector.unregister, self._queue.append
+            )
             known = self._read()
         except BlockingIOError as error:
             raise WorkerError(Code.CONFLICT, "another bridge works for this role", "bridge") from error
         except OSError as error:
             text = f"the state directory cannot be used: {os.strerror(error.errno or 0)}"
             raise WorkerError(Code.STORE, text, service.STATE_ENVIRONMENT) from error
+        try:
+            traces.works(settings.state, settings.command[0])
+        except OSError as error:
+            _say(f"what persons read could not be written: {os.strerror(error.errno or 0)}")
         if known.work is not None and known.work.begun:
             child.end_leftovers(self._address)
         return known
@@ -281,50 +276,9 @@ class Shell:
             found, self._look = looking.end(*self._look), None
             self._queue.append(events.Looked(found))
 
-    # The report socket.
-
-    def _come(self) -> None:
-        assert self._listener is not None
-        found = line.accepted(self._listener)
-        if found is None:
-            return
-        if len(self._clients) >= MAX_CLIENTS:
-            found.close()
-            return
-        self._clients.add(found)
-        self._watch(found.socket, lambda: self._listen_to(found))
-
-    def _listen_to(self, one: line.Client) -> None:
-        try:
-            for request in one.requests():
-                self._take(one, request)
-        except (OSError, EOFError, ValueError, WireError):
-            self._leave(one)
-
-    def _take(self, one: line.Client, request: dict[str, Any]) -> None:
-        ticket, about = self._waiting.issue(one), request.get("assignment_id")
-        about = about if isinstance(about, str) else None
-        if request.get("request") == "report":
-            self._queue.append(events.Reporting(ticket, about, request.get("report"), request.get("usage")))
-        elif request.get("request") == "progress":
-            self._queue.append(events.Progressing(ticket, about, request.get("phase"), request.get("usage")))
-        else:
-            raise ValueError("no request of a command")
-
-    def _leave(self, one: line.Client) -> None:
-        if one in self._clients:
-            self._clients.remove(one)
-            self._selector.unregister(one.socket)
-            one.close()
-            self._queue.extend(events.Left(ticket) for ticket in self._waiting.leave(one))
-
-    def _reply(self, effect: events.Reply) -> None:
-        one = self._waiting.redeem(effect.ticket)
-        if one is not None:
-            try:
-                one.answer(effect.answer)
-            except OSError:
-                self._leave(one)
+    def _answer(self, effect: events.Reply) -> None:
+        if self._reception is not None:
+            self._reception.reply(effect)
 
     # The worker service.
 
@@ -392,7 +346,7 @@ class Shell:
                     if self._child is not None:
                         self._child.signal(effect.number)
                 case events.Reply():
-                    self._reply(effect)
+                    self._answer(effect)
                 case events.Notify():
                     self._notify(effect.state)
                 case events.Look():

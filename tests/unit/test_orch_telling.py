@@ -210,6 +210,15 @@ def test_a_worker_that_was_killed(home: Home, runs: Runs, monkeypatch: pytest.Mo
     assert row.removesuffix(str(home.project)).rstrip()[-1].isalpha() and "reviewer" in row
 
 
+def test_a_worker_that_left_processes_behind(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = runs.make(SESSION, ID, role("implementer", state="disconnected"))
+    units(monkeypatch, implementer="active")
+    with runs.alive(directory):
+        told = home.call("status").out
+    text = "worker: implementer has ended, by signal 9; what it left behind is ended within seconds\n"
+    assert text in told
+
+
 def test_a_worker_that_is_paused(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     works = role("implementer", state="active", connected=True, active_assignment_id="b" * 32)
     directory = runs.make(SESSION, ID, works)

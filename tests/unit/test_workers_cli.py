@@ -156,9 +156,9 @@ def test_bytes_that_are_no_text_reach_the_worker_as_they_are(
         ("start x -- make", "a name has 2 to 80"),
         ("start ../x -- make", "a name has 2 to 80"),
         ("start --key= -- make", "a key has 1 to 64"),
-        ("start --directory gone -- make", "--directory is not a directory that is there"),
+        ("start --directory gone -- make", "--directory: "),
         ("start --directory= -- make", "--directory is empty"),
-        ("start --writable gone -- make", "--writable is not a directory that is there"),
+        ("start --writable gone -- make", "/gone is not a directory that is there"),
         ("start --no-network -- make", "--no-network takes a worker that may not change every file. Say --read-only"),
         ("start --depth 2 -- make", "--depth says nothing without --may-start"),
         ("start --task= -- make", "the task cannot be empty"),
@@ -494,9 +494,9 @@ def test_workers_without_a_record_are_told_with_the_way_out(home: Home, service:
 
 def test_the_end_of_what_a_stopped_worker_was_started_with_is_told(home: Home, service: Service) -> None:
     assert "started anew with `worker start`" in home.call("worker", "stop", "--help").out
-    service.answers["restart"] = Refused("place_lost", "what it was started with is gone", "worker")
+    service.answers["restart"] = Refused("place_lost", "what it was started with is gone: start it anew", "worker")
     said = home.call("worker", "restart", "review", "--yes")
-    assert said.code == 1 and "`orchestrate worker start` starts it anew" in said.err
+    assert said.code == 1 and said.err.endswith("start it anew. `orchestrate worker start` does that.\n")
 
 
 # Errors, and the rest

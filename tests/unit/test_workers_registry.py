@@ -10,6 +10,7 @@ from msgspec.structs import fields, replace
 
 from agent_intercom.workers import lifecycle
 from agent_intercom.workers.contract import Code, Outcome, State, StopReason
+from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.lifecycle import TABLE, Evidence
 from agent_intercom.workers.records import Ending, Worker
 from agent_intercom.workers.terms import Caller, Due, Loaded, Wanted, Work
@@ -245,8 +246,9 @@ def test_a_start_under_the_same_key_is_the_same_start_for_a_day(stage: Stage) ->
     wanted = Wanted("command", name="tester", key="k")
     assert stage.it.start(SESSION, wanted, stage.now + DAY - 1) == (worker, True)
     for other in (wanted._replace(role="other"), wanted._replace(order_digest="of another command")):
-        with refused(Code.CONFLICT, "key"):
+        with pytest.raises(WorkerError, match=f"^{worker.id} was started under this key") as told:
             stage.it.start(SESSION, other, stage.now)
+        assert (told.value.code, told.value.field) == (Code.CONFLICT, "key")
     stage.end(stage.begin(worker))
     again = stage.it.start(SESSION, wanted, stage.now + DAY)
     assert not again.repeated
@@ -450,7 +452,9 @@ def test_a_role_of_a_run_keeps_its_id_and_takes_rising_generations_even_when_for
     with refused(Code.CONFLICT, "role"):
         stage.start(generation=2, **role)
     stage.end(first)
+    stage.now += MINUTE
     again = stage.end(stage.run(generation=1, **role))
+    assert again.created_at == first.created_at == again.updated_at - MINUTE
     assert again.id == first.id and again.incarnation != first.incarnation
     second = stage.end(stage.run(generation=4, **role))
     assert second.id == first.id

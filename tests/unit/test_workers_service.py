@@ -268,8 +268,10 @@ def test_a_confined_worker_starts_nothing_that_may_do_more(run: Run, child: dict
 )
 def test_a_key_is_of_one_start_with_all_that_it_was_given(run: Run, other: dict[str, Any]) -> None:
     async def body(stage: Stage) -> None:
-        first = await stage.start(key="once")
-        assert (await stage.start(key="once"))["id"] == first["id"]
+        given = {"command": ["/bin/true"], "directory": str(stage.project), "environment": {"PATH": "/bin"}}
+        found = [await stage.ask("start", PERSON, key="once", **given) for _ in range(2)]
+        assert found[0]["worker"]["id"] == found[1]["worker"]["id"]
+        assert [each["repeated"] for each in found] == [False, True]
         with refused(Code.CONFLICT, "key"):
             await stage.start(key="once", **other)
         assert len(stage.orders) == 1

@@ -14,7 +14,7 @@ from agent_intercom.orchestration import runtime
 from agent_intercom.workers import places
 from agent_intercom.workers.records import Ending, Grant, Owner
 from tests.unit.orchcli import Home
-from tests.unit.toldservice import ID, IDLE, INCARNATION, Service, clock, ended, serving, stand, worker
+from tests.unit.toldservice import ID, IDLE, INCARNATION, Refused, Service, clock, ended, serving, stand, worker
 
 
 @pytest.fixture
@@ -110,6 +110,35 @@ def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Serv
         ({"state": "failed", "error_code": "signaled", "ended": ("signaled", 9)}, "killed by SIGKILL"),
         ({"state": "failed", "error_code": "oom-kill", "ended": ("oom-kill", 9)}, "its memory was full, killed by"),
         ({"state": "stopped", "stop_reason": "idle-grace-expired", "ended": ("signaled", 15)}, "was idle for too long"),
+        (
+            {"state": "stopped", "stop_reason": "runtime-expired", "ended": ("timeout", 15), "error_code": "timeout"},
+            "its time was over",
+        ),
+        ({"state": "stopped", "stop_reason": "runtime-expired", "ended": ("timeout", 9)}, "had to be killed, its time"),
+        ({"state": "stopped", "stop_reason": "manager-requested", "ended": ("signaled", 9)}, "had to be killed, on re"),
+        # The command had been killed before anybody asked; what it had left behind was ended.
+        (
+            {
+                "state": "failed",
+                "error_code": "signaled",
+                "stop_reason": "children-remained",
+                "stop_requested_at": 1,
+                "ended": ("signaled", 9),
+            },
+            "killed by SIGKILL, its command had left processes behind",
+        ),
+        (
+            {
+                "state": "blocked",
+                "state_reason": "children_remain",
+                "children_deadline_at": 8_500,
+                "runtime_deadline_at": IDLE,
+                "ended": ("signaled", 9),
+            },
+            "its command has ended (killed by SIGKILL), what it left behind is ended in 8 s",
+        ),
+        ({"state": "blocked", "state_reason": "stop_in_progress", "runtime_deadline_at": IDLE}, ""),
+        ({"state": "unreachable", "state_reason": "unproved", "runtime_deadline_at": IDLE}, ""),
         ({"state": "lost", "error_code": "unknown", "ended": ("unknown", None)}, ""),
     ],
 )
@@ -155,7 +184,7 @@ def test_status_of_a_worker(home: Home, service: Service) -> None:
     assert said.code == 0
     assert "state: ready, unverified, for 2 min" in said.out
     assert f"note: asked for a checkpoint, is ended at {clock(60_000)} if idle\n" in said.out
-    assert "2 min ago; generation 1\nrole: harness command\nowner: person\n" in said.out
+    assert "2 min ago; generation 1\nharness: command\nowner: person\n" in said.out
     assert "lives on for: 1 h without a sign of life and 15 min more, 12 h in all\n" in said.out
     assert "started by: worker 00000000beef, depth 1" in said.out
     assert ".scope, active (running), frozen, 1.5 MiB, 3 tasks, 2.5 s of processor" in said.out
@@ -167,6 +196,37 @@ def test_status_of_a_worker(home: Home, service: Service) -> None:
     said = home.call("worker", "status", "review")
     assert "unverified: it says nothing of itself (`orchestrate worker notify`, from inside it)\n" in said.out
     assert "lives on for: ever\n" in said.out and said.out.count("says nothing") == 1
+
+
+def test_a_start_that_was_made_before_says_so(home: Home, service: Service) -> None:
+    service.answers["start"] = {"worker": worker(), "repeated": True}
+    first = "review: was started under this key before, nothing is started now: ready, generation 1"
+    assert home.call("worker", "start", "--key", "k", "--", "make").out.splitlines()[0] == first
+    service.answers["start"] = {"worker": ended(), "repeated": True}
+    told = home.call("worker", "start", "--key", "k", "--", "make").out.splitlines()
+    assert told[0].endswith("now: stopped, generation 1") and told[1] == "note: exit 3, on request"
+    service.answers["start"] = Refused("conflict", f"{ID} was started under this key, with something else", "key")
+    said = home.call("worker", "start", "--key", "k", "--", "make")
+    assert ID in said.err and "status ID` shows that worker; another start takes another key." in said.err
+
+
+def test_what_is_being_ended_has_no_time_left_to_live(home: Home, service: Service) -> None:
+    left = worker(role="audit", state="blocked", state_reason="children_remain", idle_ms=3_600_000, grace_ms=1)
+    service.answers["status"] = {"worker": left, "processes": [], "unit": None}
+    said = home.call("worker", "status", "review")
+    assert "lives on" not in said.out and "role: audit\nharness: command\n" in said.out
+
+
+def test_a_time_of_another_day_has_its_date(
+    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evening = time.mktime((2026, 11, 30, 23, 30, 0, 0, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: evening)
+    now = int(evening * 1000)
+    told = worker(checkpoint_deadline_at=now + 60_000, runtime_deadline_at=now + 3_600_000)
+    service.answers["status"] = {"worker": told, "processes": [], "unit": None}
+    text = "note: is ended at 23:31 if idle, at 2026-12-01 00:30 in any case\n"
+    assert text in home.call("worker", "status", "review").out
 
 
 def test_status_tells_its_owner_what_a_worker_was_started_with(
@@ -255,6 +315,13 @@ def test_what_was_waited_for_in_vain_is_told(home: Home, service: Service) -> No
     said = home.json("worker", "wait", "review", "--until", "idle", "--timeout", "1ms")
     assert said.code == 1 and said.error == ("timed_out", "it is ready and not idle yet")
     assert said.envelope["data"]["worker"]["id"] == ID
+    for until, text in (
+        ("end", "it is ready and has not ended yet"),
+        ("checkpoint", "it is ready and was not asked for a checkpoint yet"),
+    ):
+        assert home.json("worker", "wait", "review", "--until", until, "--timeout", "1ms").error[1] == text
     service.answers["wait"] = {"worker": ended(), "reached": False}
+    said = home.call("worker", "wait", "review", "--until", "checkpoint")
+    assert "it is stopped and will not be asked for a checkpoint any more" in said.err
     said = home.call("worker", "wait", "review", "--until", "idle")
     assert said.code == 5 and "it is stopped and will not be idle any more" in said.err

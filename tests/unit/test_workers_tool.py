@@ -202,7 +202,7 @@ def test_what_strict_clients_make_up_says_nothing(home: Home, service: Service) 
         ({"action": "spawn", "command": ["a"], "model": "big"}, "model is not available: put it into command"),
         ({"action": "spawn", "command": ["a"], "permissionProfile": "x"}, "give readOnly, writable and noNetwork"),
         ({"action": "spawn", "command": ["a"], "id": "../x"}, "a name has 2 to 80"),
-        ({"action": "spawn", "command": ["a"], "cwd": "gone"}, "cwd is not a directory that is there"),
+        ({"action": "spawn", "command": ["a"], "cwd": "gone"}, "/gone is not a directory that is there"),
         ({"action": "spawn", "command": ["a"], "noNetwork": True}, "noNetwork takes a worker with readOnly"),
         ({"action": "spawn", "command": ["a"], "memoryMax": "lots"}, "memoryMax must be a size"),
         ({"action": "spawn", "command": ["a"], "memoryMax": True}, "memoryMax is not a number or a text"),
@@ -341,6 +341,16 @@ def test_removal_is_acknowledged(home: Home, service: Service) -> None:
     service.answers["prune"] = {**nothing, "pruned": [ended()]}
     assert done("prune", acknowledge=True, id="old")[0].startswith("pruned review")
     assert service.asked[-1]["params"] == {"all": False, "acknowledge": True, "worker": "old"}
+
+
+def test_what_is_not_there_is_named(home: Home, service: Service) -> None:
+    service.answers["start"] = Refused("command_not_found", "the command was not found", "command")
+    told = refused("spawn", command=["nosuch\n", "x"])
+    assert told == ("command_not_found", "the command was not found: nosuch\\x0a")
+    missing: dict[str, Any] = {"writable": ["gone"], "cwd": "gone"}
+    for name, value in missing.items():
+        code, text = refused("spawn", command=["a"], **{name: value})
+        assert code == "invalid_request" and text == f"{name}: {home.project}/gone is not a directory that is there"
 
 
 def test_wait_tells_whether_it_was_worth_it(home: Home, service: Service) -> None:

@@ -33,8 +33,9 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clock(after: int) -> str:
-    """The time of the day, so many milliseconds from now."""
-    return time.strftime("%H:%M", time.localtime(time.time() + after / 1000))
+    """The time of the day, so many milliseconds from now, with the date if that is another day."""
+    at, now = time.localtime(time.time() + after / 1000), time.localtime()
+    return time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
 
 
 def worker(name: str = "review", **changed: Any) -> dict[str, Any]:

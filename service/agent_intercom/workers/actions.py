@@ -168,12 +168,16 @@ class Actions:
         )
         started = self._registry.start(caller, wanted, now_ms())
         if started.repeated:
-            return {"worker": told(started.worker)}
+            return {
+                "worker": told(started.worker),
+                "unenforced": unenforced(self._service, started.worker),
+                "repeated": True,
+            }
         self._service.commit()
 
         prepare = self._preparation(place, parent, task=asked.task)
         worker = await self._service.carry_out(self._service.begin(started.worker, prepare))
-        return {"worker": told(worker), "unenforced": unenforced(self._service, worker)}
+        return {"worker": told(worker), "unenforced": unenforced(self._service, worker), "repeated": False}
 
     def _preparation(self, place: Place, parent: Worker | None, **how: Any) -> Callable[[Worker], Order]:
         """What makes the order of a start, as `orders.of_person` does."""

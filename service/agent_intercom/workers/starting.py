@@ -105,7 +105,7 @@ class Starting(Ownership):
             if not self._sees(caller, me, worker):
                 continue
             if row.digest != _digest(wanted):
-                raise WorkerError(Code.CONFLICT, "something else was started under this key", "key")
+                raise WorkerError(Code.CONFLICT, f"{worker.id} was started under this key, with something else", "key")
             return worker
         return None
 
@@ -178,8 +178,9 @@ class Starting(Ownership):
             worker, name = _role_id(wanted.run, wanted.role), f"{wanted.run}/{wanted.role}"
             generation = self._role_generation(worker, wanted.generation)
             owner = Owner("run", wanted.run)
+            before = self._rows.get(worker)
         else:
-            worker, generation, owner = self._fresh(), 1, principal(caller)
+            worker, generation, owner, before = self._fresh(), 1, principal(caller), None
             name = self._full(wanted.name if wanted.name is not None else _made_up(wanted, worker), me)
         incarnation, durations = self._fresh(), self._durations(wanted)
         return Worker(
@@ -199,7 +200,8 @@ class Starting(Ownership):
             directory_digest=wanted.directory_digest,
             task_digest=wanted.task_digest,
             task_length=wanted.task_length,
-            created_at=now,
+            # Of a role that was started before, the row goes on.
+            created_at=now if before is None else before.created_at,
             updated_at=now,
             active_at=now,
             idle_ms=durations.idle_ms,

@@ -91,7 +91,7 @@ class Table:
     def scope(self, worker: str) -> str | None:
         """The scope id of a worker. Raises WorkerError, `place_lost` where it is not known."""
         if worker not in self._scopes:
-            raise WorkerError(Code.PLACE_LOST, "what the worker was started with is not there any more")
+            raise WorkerError(Code.PLACE_LOST, "what the worker was started with is gone: start it anew")
         return self._scopes[worker]
 
     def events(self, worker: str, lines: int) -> list[Event]:

@@ -187,6 +187,9 @@ def _unit_lines(data: Mapping[str, Any]) -> Iterator[str]:
     for worker in data["workers"] or ():
         if worker["active"] not in _UP:
             yield f"worker: {worker['role']} {_ended(worker)}"
+        elif worker["exit"]:
+            # Its unit goes on with what it has started.
+            yield f"worker: {worker['role']} {_how(worker)}; what it left behind is ended within seconds"
     for role, silent in data["silent"].items():
         yield f"worker: {role}: its program {_fell_silent(silent)} ({words(silent['kind'])}, round {silent['round']})"
     yield from _enforced(data["workers"] or ())
@@ -199,6 +202,10 @@ def _ended(worker: Mapping[str, Any]) -> str:
     """How a worker ended, as far as anybody can tell."""
     if worker["active"] not in {"inactive", "failed"}:
         return f"is {worker['active']}"
+    return _how(worker)
+
+
+def _how(worker: Mapping[str, Any]) -> str:
     told = worker["exit"] or {"code": None, "signal": None}
     why = f" ({worker['result']})" if worker["result"] not in {"", "success", "exit-code", "signal"} else ""
     if told["signal"] is not None:

@@ -229,8 +229,9 @@ def _removing(adding: Adding, lazy: Lazy) -> None:
         "cleanup", lazy("worker.removing", "cleanup"), "end and remove what is due", "worker cleanup --yes"
     ) as sub:
         sub.description = (
-            "End workers whose time is over, and remove what is retained no longer. The worker service does this by\n"
-            "itself while it runs; `systemctl --user enable --now orchestrate-cleanup.timer` has it done every day.\n"
+            "End workers whose time is over, which the worker service does by itself while it runs, and remove what\n"
+            "is retained no longer, which it does only when it is told to: by this command, or every day after\n"
+            "`systemctl --user enable --now orchestrate-cleanup.timer`.\n"
             "Workers without a record, because that was damaged, are listed, and ended only with --yes --override:\n"
             "they may be somebody's work."
         )

@@ -30,7 +30,7 @@ _WAYS_OUT: Final = {
     Code.NOT_LIVE: "`{0} worker restart {1} --yes{2}` starts it again; one that was stopped, `{0} worker start` anew.",
     Code.NAME_TAKEN: "`{0} worker list --all` shows whose; take another name.",
     Code.COMMAND_NOT_FOUND: "It is looked for in the PATH and the directory that the worker was first started with.",
-    Code.PLACE_LOST: "`{0} worker start` starts it anew.",
+    Code.PLACE_LOST: "`{0} worker start` does that.",
     Code.ACKNOWLEDGE: "Say --yes to do it; nothing was done.",
     Code.STORE: "`{0} doctor` tells more.",
     Code.BUSY: "Try again.",

@@ -26,6 +26,9 @@ _MARGIN: Final = 8.0
 """Seconds more that an answer may take."""
 
 
+_ASKED: Final = "asked for a checkpoint"
+
+
 def list_workers(options: argparse.Namespace) -> Answer:
     """`worker list`: the caller's own that live; with `--all` those of others, with `--history` those that ended."""
     try:
@@ -151,9 +154,12 @@ def wait_for(service: calling.Asking, worker: str, until: str, seconds: float | 
 def not_reached(result: JsonObject, until: str) -> tuple[str, str]:
     """The code and the text for a worker that is not where it was waited for."""
     state = result["worker"]["state"]
+    said = telling.words(until)
     if state in TERMINAL:
-        return Code.NOT_LIVE, f"it is {State(state)} and will not be {until} any more"
-    return Code.TIMEOUT, f"it is {telling.words(state)} and not {until} yet"
+        what = _ASKED if until == "checkpoint" else said
+        return Code.NOT_LIVE, f"it is {State(state)} and will not be {what} any more"
+    lacks = {"end": "has not ended", "checkpoint": f"was not {_ASKED}"}.get(until, f"not {said}")
+    return Code.TIMEOUT, f"it is {telling.words(state)} and {lacks} yet"
 
 
 def now() -> int:

@@ -14,6 +14,7 @@ from agent_intercom.cli.orchestrate import amounts, texts
 from agent_intercom.cli.orchestrate.answer import Answer
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.worker.looking import now
+from agent_intercom.cli.output import printable
 from agent_intercom.orchestration import environment
 from agent_intercom.workers.contract import NAME, Code
 from agent_intercom.workers.errors import WorkerError
@@ -43,7 +44,10 @@ def _ways_out(options: argparse.Namespace) -> dict[str, str]:
     where = "in the directory that it starts in" if "/" in program else "in PATH"
     shell = any(character in program for character in " \t;|&<>$")
     line = f"; a line for a shell is run with `-- sh -c {shlex.quote(program)}`" if shell else ""
-    found: dict[str, str] = {Code.COMMAND_NOT_FOUND: f"{program!r} was looked for {where}{line}."}
+    found: dict[str, str] = {
+        Code.COMMAND_NOT_FOUND: f"{program!r} was looked for {where}{line}.",
+        Code.CONFLICT: f"`{options.program} worker status ID` shows that worker; another start takes another key.",
+    }
     if name is not None:
         again = f"`{options.program} worker restart {name} --yes` starts it again"
         found[Code.NAME_TAKEN] = f"`{options.program} worker status {name}` shows it, {again}; or take another name."
@@ -137,7 +141,7 @@ def directory_of(name: str | None, here: str, what: str = "--directory") -> str:
         raise WorkerError(Code.INVALID, f"{what} is empty; leave it out, or name a directory", what)
     found = path.abspath(path.join(here, name or ""))
     if not path.isdir(found):
-        raise WorkerError(Code.INVALID, f"{what} is not a directory that is there", what)
+        raise WorkerError(Code.INVALID, f"{what}: {printable(found)} is not a directory that is there", what)
     return found
 
 

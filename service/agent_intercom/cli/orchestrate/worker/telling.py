@@ -15,7 +15,7 @@ from typing import Any, Final
 from agent_intercom.cli.orchestrate import limiting
 from agent_intercom.cli.orchestrate.amounts import spoken
 from agent_intercom.cli.output import printable, table
-from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Outcome, State, StopReason
+from agent_intercom.workers.contract import LEFT_UNIT, STOP_IN_PROGRESS, TERMINAL, Outcome, State, StopReason
 
 Worker = Mapping[str, Any]
 """`records.Worker` as JSON."""
@@ -49,11 +49,8 @@ _REASONS: Final = {
     StopReason.RESTART: "to be started again",
     StopReason.CHILDREN: "its command had left processes behind",
 }
-_OUTCOMES: Final = {Outcome.UNKNOWN: "", Outcome.OOM: "its memory was full", Outcome.TIMEOUT: "had to be killed"}
+_OUTCOMES: Final = {Outcome.UNKNOWN: "", Outcome.OOM: "its memory was full", Outcome.TIMEOUT: ""}
 _LEFT: Final = "what had left the unit before may go on elsewhere"
-_LONG_MS: Final = 20 * 3_600_000
-"""From here on, a time of the day does not say which day."""
-
 
 _LACKING: Final = {"OOMPolicy": "where a worker's memory is full, what of it ends is not said"}
 
@@ -78,7 +75,14 @@ def started(
     """
     worker = result["worker"]
     how = "started" if worker["state"] in _UP else "launched"
-    yield f"{worker['name']}: {how}, {words(worker['state'])}, generation {worker['generation']}"
+    stands = f"{words(worker['state'])}, generation {worker['generation']}"
+    if result.get("repeated"):
+        note = _note(worker, now) if worker["state"] in TERMINAL else ""
+        yield f"{worker['name']}: was started under this key before, nothing is started now: {stands}"
+        if note:
+            yield f"note: {note}"
+    else:
+        yield f"{worker['name']}: {how}, {stands}"
     yield f"id: {worker['id']}, unit: {worker['unit']}"
     if worker.get("enforced"):
         yield f"enforced by the kernel: {', '.join(map(words, worker['enforced']))}"
@@ -127,8 +131,9 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
         yield f"note: {note}"
     begun = f"{_time(worker['created_at'])}, {spoken(now - worker['created_at'])} ago"
     yield f"{'started' if worker['generation'] == 1 else 'first started'}: {begun}; generation {worker['generation']}"
-    role = f"{worker['role']}, " if worker["role"] else ""
-    yield f"role: {role}harness {worker['harness']}"
+    if worker["role"]:
+        yield f"role: {worker['role']}"
+    yield f"harness: {worker['harness']}"
     yield f"owner: {_owner(worker)}"
     if given := data.get("given"):
         yield f"command: {shlex.join(given['command'])}"
@@ -145,7 +150,7 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
         many = f"{grant['children']} of its own, {grant['descendants']} with theirs"
         yield f"may start: {many}, {grant['depth']} deep"
     yield f"enforced by the kernel: {', '.join(map(words, worker.get('enforced') or ['nothing']))}"
-    if worker["state"] not in TERMINAL and not worker.get("run"):
+    if worker["state"] not in TERMINAL | {State.BLOCKED} and not worker.get("run"):
         yield f"lives on for: {_spans(worker)}"
     yield f"unit: {worker['unit']}{_unit(data.get('unit'))}"
     if children := data.get("children"):
@@ -215,8 +220,8 @@ def printed(output: str) -> Iterator[str]:
         yield "\t".join(map(printable, line.split("\t")))
 
 
-NOTHING: Final = "it has printed nothing"
 NOT_KEPT: Final = "its output is not kept (`start --keep-output`; of runs, that of programs, until the run is over)"
+NOTHING: Final = "it has printed nothing"
 
 
 def waited(worker: Worker, until: str, now: int) -> Iterator[str]:
@@ -312,9 +317,15 @@ def _note(worker: Worker, now: int, *, silence: bool = True) -> str:
 
 
 def _until(worker: Worker, now: int) -> str:
-    """When a worker will be ended by itself."""
+    """When a worker, or what its command left behind, will be ended by itself."""
     if worker["state"] == State.PAUSED:
         return "its times stand still"
+    if worker["state"] == State.UNREACHABLE or worker.get("state_reason") == STOP_IN_PROGRESS:
+        return ""
+    if (children := worker.get("children_deadline_at")) is not None:
+        how = ", ".join(filter(None, _ending(worker)))
+        told = f"its command has ended ({how})" if how else "its command has ended"
+        return f"{told}, what it left behind is ended in {spoken(children - now)}"
     idle, end = worker.get("checkpoint_deadline_at"), worker.get("runtime_deadline_at")
     if idle is None or (end is not None and end <= idle):
         return "" if end is None else f"is ended at {_clock(end, now)} in any case"
@@ -329,14 +340,22 @@ def _ending(worker: Worker) -> Iterator[str]:
     yield _OUTCOMES.get(Outcome(outcome), "") if outcome in set(Outcome) else words(outcome)
     if (code := ended.get("exit_code")) is not None:
         yield f"exit {code}"
-    elif number is not None and worker.get("stop_reason") in {"", None}:
+    elif number is not None and not _asked(worker, ended):
         yield f"killed by {_signal(number)}"
+    elif number == signal.SIGKILL and outcome != Outcome.OOM:
+        yield "had to be killed"
     reason = str(worker.get("stop_reason") or "")
     yield _REASONS[StopReason(reason)] if reason in set(StopReason) else words(reason)
     # The outcome and the reason have been told, in better words.
     told = {outcome, reason, str(Outcome.EXITED)}
     yield _LEFT if error == LEFT_UNIT else words(error) if error not in told else ""
     yield "work tree changed" if worker.get("dirty") else ""
+
+
+def _asked(worker: Worker, ended: Mapping[str, Any]) -> bool:
+    """Whether a worker's command was told to end before it did. It was not where only what it left behind was."""
+    asked, at = worker.get("stop_requested_at"), ended.get("at")
+    return bool(worker.get("stop_reason")) and (asked is None or at is None or asked <= at)
 
 
 def _signal(number: int) -> str:
@@ -370,6 +389,7 @@ def _time(at: int) -> str:
 
 
 def _clock(at: int, now: int) -> str:
-    """A time to come, of the day where that says enough."""
+    """A time to come, with its date where that is not today's."""
     told = _time(at)[:-3]
-    return told.rpartition(" ")[2] if at - now < _LONG_MS else told
+    date, _, time = told.rpartition(" ")
+    return time if date == _time(now)[:-3].rpartition(" ")[0] else told

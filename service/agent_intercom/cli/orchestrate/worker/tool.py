@@ -187,6 +187,8 @@ class _Acting:
 
     def _spawn(self) -> tuple[Iterable[str], dict[str, Any]]:
         from agent_intercom.cli.orchestrate.worker import looking, starting, telling
+        from agent_intercom.workers.contract import Code
+        from agent_intercom.workers.errors import WorkerError
 
         params = self._params
         writable = params.get("writable")
@@ -210,7 +212,13 @@ class _Acting:
             keep_output=params.get("keepOutput", False),
             key=params.get("key"),
         )
-        result = self._service.request("start", wanted, starting.TIMEOUT)
+        try:
+            result = self._service.request("start", wanted, starting.TIMEOUT)
+        except WorkerError as error:
+            if error.code != Code.COMMAND_NOT_FOUND:
+                raise
+            text = f"{error.text}: {output.printable(params['command'][0])}"
+            raise WorkerError(error.code, text, error.field) from error
         lines = telling.started(result, looking.now(), kept=wanted["keep_output"], confined=confined)
         return telling.safe(lines), result
 

@@ -32,6 +32,10 @@ def test_which_program_works(home: Home) -> None:
     data = dry(home, "--worker-command", "reviewer='agent'\n  --x=\"1 2\"")
     assert data["workers"]["reviewer"]["command"] == [agent, "--x=1 2"]
     assert data["workers"]["implementer"]["command"] == []
+    told = home.call("start", *TASK, *COMMAND, "reviewer=agent --x='1 2' \x1b", "--dry-run").out
+    rows = {line.split()[0]: line.split() for line in told.splitlines() if line.split()}
+    assert f"Programs:     reviewer: {agent} '--x=1 2' '\\x1b'\n" in told
+    assert rows["reviewer"][1:5] == ["command", "program", "agent", "-"] and rows["implementer"][1] == "pi"
     # Where a person is when they say it need not be where the worker is.
     (home.project / "mine").write_text("#!/bin/sh\n")
     (home.project / "mine").chmod(0o755)

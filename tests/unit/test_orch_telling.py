@@ -13,10 +13,10 @@ import apsw
 import pytest
 
 from agent_intercom.cli.orchestrate import looking, steps
-from agent_intercom.orchestration import budget, reader, rootscan, rows, runtime, snapshot, standing
+from agent_intercom.orchestration import budget, manifest, reader, rootscan, rows, runtime, snapshot, standing
 from agent_intercom.orchestration import runs as runs_of
 from agent_intercom.tui import view
-from agent_intercom.tui.source import RunSource
+from agent_intercom.tui.source import RunSource, facts_of
 from agent_intercom.workers import pauses
 from agent_intercom.workers.bridge import traces
 from tests.unit.homeruns import SESSION, TEAM, Runs, change
@@ -337,6 +337,11 @@ def test_a_program_has_no_model(home: Home, runs: Runs) -> None:
     assert {each["name"]: each["model"] for each in found["roles"]}["reviewer"]
     models = {each.name: (each.model, each.thinking, each.total) for each in shown.roles}
     assert models["reviewer"] == ("program my-reviewer", "", "")
+    # The run is over, and what it was told is gone; what a bridge has left is there.
+    traces.works(str(directory / "sessions/reviewer"), "/opt/my-\x1breviewer")
+    assert home.json("status", SESSION).data["programs"] == {**found["programs"], "reviewer": "my-\x1breviewer"}
+    assert "program my-\\x1breviewer" in home.call("status", SESSION).out
+    assert facts_of(manifest.read(str(directory)), {}).models["reviewer"].model == "program my-\x1breviewer"
 
 
 def test_a_worker_of_somebody_else(home: Home, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

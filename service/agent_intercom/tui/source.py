@@ -18,6 +18,7 @@ from agent_intercom.orchestration import contract, harness, manifest, reader, ro
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.tui.view import CONTROL, Facts, Life, Model, Snapshot
 from agent_intercom.workers import pauses
+from agent_intercom.workers.bridge import traces
 
 _NAMES: Final = {
     contract.DATABASE: inotify.DELETE | inotify.MOVED_TO,
@@ -181,7 +182,9 @@ class RunSource:
 
 
 def facts_of(found: manifest.Manifest, programs: Mapping[str, str]) -> Facts:
-    """What is shown of a manifest. `programs` are the file names of those that work instead of a model, by role."""
+    """What is shown of a manifest. `programs` are the file names of those that work instead of a model, by role, as far
+    as the run has told them; those that have worked are known without.
+    """
     return Facts(
         session=found.session,
         project=found.project,
@@ -189,7 +192,7 @@ def facts_of(found: manifest.Manifest, programs: Mapping[str, str]) -> Facts:
         profile=found.execution_profile.name,
         protocol=found.protocol_version,
         models={
-            name: Model("", f"program {programs.get(name, '')}".rstrip(), "")
+            name: Model("", f"program {programs.get(name) or traces.program(role.session_dir)}".rstrip(), "")
             if role.harness == harness.COMMAND
             else Model(role.provider, role.model, role.thinking)
             for name, role in found.roles.items()

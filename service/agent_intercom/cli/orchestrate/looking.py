@@ -350,7 +350,8 @@ def _programs(entry: runs.Entry) -> dict[str, str]:
     """What works instead of a model, by role: the file name of a program, empty where nobody can tell any more."""
     known = {} if entry.unit is None else runtime.programs(runtime.runtime_dir(os.environ), entry.unit)
     found = entry.manifest.roles.items()
-    return {name: known.get(name, "") for name, role in found if role.harness == harness.COMMAND}
+    commands = [(name, role) for name, role in found if role.harness == harness.COMMAND]
+    return {name: known.get(name) or traces.program(role.session_dir) for name, role in commands}
 
 
 def _traces(entry: runs.Entry) -> JsonObject:

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from os import path
 from typing import Final
@@ -211,14 +212,22 @@ def _facts(prepared: Prepared) -> Iterator[str]:
     yield f"Capsules:     {_capsules(prepared)}"
     yield f"Environment:  of this shell {', '.join(sorted(prepared.environment))}"
     yield f"Scope:        {'that of this shell' if prepared.scope else 'none'}"
+    title = "Programs:"
+    for role, worker in prepared.workers.items():
+        if worker.command:
+            # Whoever calls this has said the words, or the settings of this user.
+            yield output.printable(f"{title:13} {role}: {shlex.join(worker.command)}")
+            title = ""
     yield from confining.lines(prepared.workers, spec.project)
     yield ""
     rows = []
     for role, chosen in spec.roles.items():
         forced = " (in every round)" if role in spec.forced_specialists else ""
-        model = f"{chosen.provider}/{chosen.model}"
+        model, thinking = f"{chosen.provider}/{chosen.model}", chosen.thinking
+        if chosen.harness == harness.COMMAND:
+            model, thinking = f"program {path.basename(prepared.workers[role].command[0])}", "-"
         access = _access(prepared, role)
-        rows.append([role + forced, chosen.harness, model, chosen.thinking, access, str(len(chosen.skills) or "-")])
+        rows.append([role + forced, chosen.harness, model, thinking, access, str(len(chosen.skills) or "-")])
     yield from output.table(["ROLE", "HARNESS", "MODEL", "THINKING", "ACCESS", "SKILLS"], rows)
 
 

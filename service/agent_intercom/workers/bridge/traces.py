@@ -2,6 +2,7 @@
 """What a bridge leaves in the directory of its role for persons to read: reports that counted, and a silent end.
 
     report-ROUND-KIND.json   a report, as the broker took it
+    program                  the file name of the command
     silent.json              how the command ended last, while nobody has reported since
 
 0600, in a directory of 0700 which goes with the run. Whoever the command is may write there: nothing here is believed,
@@ -21,6 +22,8 @@ import msgspec
 
 from agent_intercom.host import privatefiles
 
+_PROGRAM: Final = "program"
+_MAX_NAME: Final = 255
 _SILENT: Final = "silent.json"
 _REPORT: Final = re.compile(r"report-[0-9]{1,9}-[a-z]{1,32}\.json", re.ASCII)
 _MAX_SILENT: Final = 4_096
@@ -37,6 +40,18 @@ class Silent(msgspec.Struct, frozen=True):
     code: int | None
     signal: int | None
     at: int
+
+
+def works(state: str, program: str) -> None:
+    """Leave which program works, by its path; never its arguments, which may be private. Raises OSError."""
+    privatefiles.replace(path.join(state, _PROGRAM), os.fsencode(path.basename(program)))
+
+
+def program(state: str) -> str:
+    """The file name of the program that works, or has worked; empty where nobody can tell."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.fsdecode(privatefiles.read(path.join(state, _PROGRAM), _MAX_NAME, closed=True))
+    return ""
 
 
 def publish(state: str, round_: int, kind: str, report: Mapping[str, Any]) -> None:

@@ -64,6 +64,19 @@ def test_an_interpreter_that_is_not_there_is_one_line(home: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "install: /nonexist does not run: No such file or directory\n")
 
 
+def test_a_staged_installation_says_what_is_left_to_do(home: Path) -> None:
+    """And the page that has the recipe says so, too: without it `journalctl -x` explains nothing."""
+    stage = home / "stage"
+    words = ("install", f"--destdir={stage}", "--prefix=/usr", "--no-bundle", f"--python={sys.executable}")
+    done = run(home, *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
+    assert f"/usr is staged in {stage}. Where that is installed, as root: journalctl --update-catalog;" in done.stderr
+    assert "systemctl --user enable --now intercom.socket" in done.stderr
+    assert (stage / "usr/lib/systemd/catalog/agent-intercom.catalog").exists()
+    assert run(home, *words, "--quiet").stderr == ""
+    assert "`journalctl --update-catalog`" in " ".join((ROOT / "README.md").read_text().split())
+
+
 def test_the_pages_as_installed_lead_to_each_other(installed: Path) -> None:
     home = installed
     pages = home / ".local/share/doc/agent-intercom"

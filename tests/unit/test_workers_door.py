@@ -68,6 +68,19 @@ def test_what_can_be_neither_stored_nor_passed_on_is_refused(
     run(body)
 
 
+@pytest.mark.parametrize("name", ["name", "\ud800"])
+def test_what_is_nested_deep_is_refused_like_any_other(run: Run, name: str) -> None:
+    async def body(stage: Stage) -> None:
+        for depth in (100, 480, 900):
+            nested: Any = {name: 1}
+            for _ in range(depth):
+                nested = [nested]
+            answer = await asked(stage, "start", wanted(stage, **{name: nested}))
+            assert answer["error"]["code"] == "invalid_request" and stage.untouched()
+
+    run(body)
+
+
 def test_bytes_that_are_no_text_may_be_in_what_the_kernel_gets(run: Run) -> None:
     async def body(stage: Stage) -> None:
         given = wanted(
@@ -88,7 +101,7 @@ class Faulty:
 
 def test_a_fault_while_a_request_is_written_down_leaves_no_worker_behind(run: Run) -> None:
     async def body(stage: Stage) -> None:
-        stage.service._store = Faulty()
+        stage.service.store = Faulty()
         with pytest.raises(UnicodeEncodeError):
             await stage.start()
         assert not stage.registry.live() and not stage.registry.take()
@@ -99,11 +112,11 @@ def test_a_fault_while_a_request_is_written_down_leaves_no_worker_behind(run: Ru
 def test_a_fault_while_a_fact_is_written_down_keeps_the_fact(run: Run) -> None:
     async def body(stage: Stage) -> None:
         worker = await stage.start()
-        good, stage.service._store = stage.service._store, Faulty()
+        good, stage.service.store = stage.service.store, Faulty()
         stage.registry.lost(worker["incarnation"], 1)
         with pytest.raises(UnicodeEncodeError):
             stage.service.record()
-        stage.service._store = good
+        stage.service.store = good
         assert [row.id for row in stage.registry.take().workers] == [worker["id"]]
 
     run(body)

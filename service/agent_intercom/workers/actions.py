@@ -147,7 +147,7 @@ class Actions:
     # Starting
 
     async def _start(self, caller: Caller, asked: Start) -> dict[str, Any]:
-        place, parent = self._place(caller, asked)
+        place, parent = await self._place(caller, asked)
         await self._admit()
         durations = asked.lifetimes
         wanted = Wanted(
@@ -186,13 +186,17 @@ class Actions:
             place=place,
             runtime_dir=self._service.runtime_dir,
             state_dir=self._service.state_dir,
-            parent_unit=None if parent is None else parent.unit,
             library=self._library,
+            parent_unit=None if parent is None else parent.unit,
             **how,
         )
 
-    def _place(self, caller: Caller, asked: Start) -> tuple[Place, Worker | None]:
-        """What a worker is to be started with, and who its parent is."""
+    async def _place(self, caller: Caller, asked: Start) -> tuple[Place, Worker | None]:
+        """What a worker is to be started with, and who its parent is.
+
+        Whether the caller may start any comes first: until then no path is looked at.
+        """
+        parent = self._registry.starter(caller)
         place = Place(
             arguments=tuple(asked.command),
             directory=asked.directory,
@@ -207,13 +211,10 @@ class Actions:
             keep_output=asked.keep_output,
             task=asked.task is not None,
         )
-        orders.check(place)
-        place = orders.settled(place)
-        if caller.worker is None:
+        orders.plausible(place)
+        place = await orders.looked_at(orders.settled, place)
+        if parent is None:
             return place, None
-        parent = self._registry.of(caller.worker)
-        if parent is None or parent.run is not None:
-            raise WorkerError(Code.GRANT, "a worker of a run has no grant to start others", "grant")
         own = places.read(self._service.place_of(parent))
         return orders.narrowed(place, own, places.scratch_of(self._service.state_dir, parent.incarnation)), parent
 
@@ -235,7 +236,7 @@ class Actions:
         first = runworker.prepare(
             self._service.runtime_dir, asked.run, asked.role, asked.generation, "0" * 12, library=self._library
         )
-        orders.admit(first.launch.confinement)
+        await orders.looked_at(orders.admit, first.launch.confinement)
         await self._admit()
         wanted = Wanted(
             harness=first.harness,

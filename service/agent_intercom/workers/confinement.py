@@ -166,10 +166,12 @@ def _devices() -> Iterable[tuple[int, int]]:
 def _real(name: str, number: int) -> str:
     try:
         _check_absolute(name)
+        # The kernel follows 40 links and not one more; `realpath` would follow any number.
+        os.stat(name)
         real = path.realpath(name, strict=True)
         if not path.isdir(real):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WorkerError(Code.INVALID, f"entry {number} of writable {_fault(error)}", "writable") from error
     return real
 
@@ -181,7 +183,10 @@ def _check_absolute(name: str) -> None:
         raise ValueError("has a NUL in it")
 
 
-def _fault(error: OSError | ValueError) -> str:
+def _fault(error: OSError | ValueError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        # Somebody makes links while they are followed.
+        error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     if not isinstance(error, OSError):
         return str(error)
     if error.errno == errno.ENOENT:

@@ -7,11 +7,14 @@ a worker of a run is started with, `runworker` reads where the run keeps it.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable, Sequence
 from os import path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import asdict
 
@@ -22,6 +25,21 @@ from agent_intercom.workers.places import Place
 from agent_intercom.workers.provisioning import Order, limited
 from agent_intercom.workers.records import Worker
 from agent_intercom.workers.spec import Confinement, Launch
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+T = TypeVar("T")
+
+MAX_PATH: Final = 4_095
+"""Bytes of a path (PATH_MAX in limits.h, without its NUL); the kernel takes no longer one."""
+
+MAX_WRITABLE: Final = 64
+"""How many directories a worker may be given to write in."""
+
+_LOOKERS: Final = 4
+_LOOKING: Final = 10.0
+"""How many starts look at paths at once, and seconds for one of them."""
 
 FRESH_ENVIRONMENT: Final = "AGENT_INTERCOM_FRESH"
 """`1` for a worker that is to begin without what it remembers of an earlier start (section 2.8)."""
@@ -50,12 +68,15 @@ def confined(place: Place) -> Confinement | None:
     return None if place.writable is None else Confinement(place.writable, place.network)
 
 
-def check(place: Place) -> None:
-    """Raise WorkerError where a worker could not be started with this, as far as that shows before it is tried."""
+def plausible(place: Place) -> None:
+    """Raise WorkerError where no worker could be started with this, whatever there is; looks at no file."""
     if not place.arguments or not place.arguments[0]:
         raise WorkerError(Code.INVALID, "say which command is to run", "command")
-    if not path.isabs(place.directory) or not path.isdir(place.directory):
-        raise WorkerError(Code.INVALID, "it is not an absolute path of a directory that is there", "directory")
+    _no_longer_than_paths([place.directory], "directory")
+    writable = place.writable or ()
+    if len(writable) > MAX_WRITABLE:
+        raise WorkerError(Code.INVALID, f"it is at most {MAX_WRITABLE} directories", "writable")
+    _no_longer_than_paths(writable, "writable")
     if any(not name or "=" in name or "\0" in name + value for name, value in place.environment.items()):
         raise WorkerError(Code.INVALID, "a variable has a name or a value that none can have", "environment")
     if any("\0" in argument for argument in place.arguments):
@@ -74,8 +95,42 @@ def check(place: Place) -> None:
             raise WorkerError(Code.INVALID, "a limit is at least 1", name)
 
 
+def _no_longer_than_paths(names: Sequence[str], field: str) -> None:
+    if any(len(os.fsencode(name)) > MAX_PATH for name in names):
+        raise WorkerError(Code.INVALID, f"a path is at most {MAX_PATH} bytes", field)
+
+
+async def looked_at(look: Callable[..., T], *given: object) -> T:
+    """The answer of a function that looks at the paths of a worker, which may be on a disk that does not answer.
+
+    It has threads of its own, so that whatever hangs there keeps nobody from ending workers. Raises what it raises, and
+    WorkerError `timed_out`.
+    """
+    try:
+        async with asyncio.timeout(_LOOKING):
+            return await asyncio.get_running_loop().run_in_executor(_lookers(), look, *given)
+    except TimeoutError as error:
+        text = "the directories cannot be looked at: the disk that they are on does not answer"
+        raise WorkerError(Code.TIMEOUT, text, "directory") from error
+
+
+@functools.cache
+def _lookers() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_LOOKERS, "paths")
+
+
+def check(place: Place) -> None:
+    """Raise WorkerError where a worker could not be started with this, as far as that shows before it is tried."""
+    plausible(place)
+    if not path.isabs(place.directory) or not path.isdir(place.directory):
+        raise WorkerError(Code.INVALID, "it is not an absolute path of a directory that is there", "directory")
+
+
 def settled(place: Place) -> Place:
-    """The same with what the paths lead to now, so that a restart gives exactly that."""
+    """The same, checked, with what the paths lead to now, so that a restart gives exactly that."""
+    check(place)
     directory = path.realpath(place.directory)
     limits = confined(place)
     writable = None if limits is None else tuple(confinement.settled(limits).writable)

@@ -60,12 +60,11 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Requests:
-    """Answers requests. `service` does what they ask for; `problem` is the code of what prevents that, or empty."""
+    """Answers requests. `service` does what they ask for, unless its registry is `unusable`."""
 
-    def __init__(self, service: Service, library: str, problem: str = "") -> None:
+    def __init__(self, service: Service, library: str) -> None:
         self._service = service
         self._actions = Actions(service, library)
-        self._problem = problem
 
     async def answer(self, payload: bytes, origin: Origin, peer: Peer) -> bytes:
         """The answer to one request. Raises nothing that a request could cause."""
@@ -93,11 +92,13 @@ class Requests:
         if found is None:
             raise WorkerError(Code.INVALID, "there is no such action", "action")
         kind, method, changes = found
+        unusable = self._service.unusable
+        # Of whoever is inside a worker nobody knows then what it may be told.
+        if unusable is not None and (request.action != "health" or origin.worker is not None):
+            raise WorkerError(Code.STORE, f"the registry of workers cannot be used: {unusable.text}", "store")
         caller = self._caller(request.caller, origin)
-        if self._problem and request.action != "health":
-            raise WorkerError(Code.STORE, "the registry of workers cannot be used; see `orchestrate doctor`", "store")
-        _check(request.params)
         params = _params(request.params, kind)
+        _check(request.params)
         if changes:
             self._service.ready()
         if request.action == "wait":
@@ -136,6 +137,8 @@ def _decoded(payload: bytes) -> Request:
         raise WorkerError(Code.INVALID, "a request is one JSON object", "") from error
     except msgspec.ValidationError as error:
         raise _wrong(error, "") from None
+    except RecursionError:
+        raise _nested() from None
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -168,6 +171,12 @@ def _params(given: dict[str, Any], kind: type[msgspec.Struct]) -> msgspec.Struct
         return codec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise _wrong(error, "params") from None
+    except RecursionError:
+        raise _nested() from None
+
+
+def _nested() -> WorkerError:
+    return WorkerError(Code.INVALID, "it is nested deeper than a request is", "params")
 
 
 def _wrong(error: msgspec.ValidationError, where: str) -> WorkerError:

@@ -95,6 +95,20 @@ class Starting(Ownership):
 
     # Admission
 
+    def starter(self, caller: Caller) -> Worker | None:
+        """The worker in which somebody is who may start others, None for who is in none, before more is looked at.
+
+        Codes: forbidden, grant_exceeded. `start` tells the rest: what was started under a key needs no grant any more.
+        """
+        me = self._me(caller)
+        if me is not None and lifecycle.fenced(me):
+            raise WorkerError(Code.FORBIDDEN, "you are being ended")
+        if me is not None and me.run is not None:
+            raise WorkerError(Code.GRANT, "a worker of a run has no grant to start others", "grant")
+        if me is not None and me.grant is None:
+            grants.held(None, 0)
+        return me
+
     def _first(self, caller: Caller, me: Worker | None, wanted: Wanted, now: int) -> Worker | None:
         """The worker that the same key started before. Raises WorkerError, `conflict`, where that was another one."""
         name = _name(principal(caller))

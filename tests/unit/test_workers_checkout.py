@@ -259,18 +259,17 @@ def test_variables_of_a_hook_do_not_count(project: Path, scratch: Path, monkeypa
         ("project/a.py", "scratch", "directory"),
         ("scratch/in", "scratch", "directory"),
         ("project", "missing", "scratch"),
-        ("plain", "plain/scratch", "scratch"),
+        ("/", "scratch", "directory"),
     ],
 )
 @pytest.mark.usefixtures("scratch")
 def test_what_cannot_be_copied_is_refused(project: Path, tmp_path: Path, source: str, place: str, field: str) -> None:
-    for name in ("scratch/in", "plain/scratch"):
-        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "scratch/in").mkdir()
     with pytest.raises(WorkerError) as caught:
-        checkout.make(f"{tmp_path}/{source}", f"{tmp_path}/{place}")
+        checkout.make(os.path.join(tmp_path, source), f"{tmp_path}/{place}")
     assert (caught.value.code, caught.value.field) == (Code.INVALID, field)
     assert str(tmp_path) not in str(caught.value)
-    assert not (tmp_path / "plain" / "scratch" / "worktree").exists()
+    assert not (tmp_path / "scratch" / "worktree").exists()
 
 
 def test_scratch_in_a_repository_is_not_copied(project: Path) -> None:
@@ -281,6 +280,120 @@ def test_scratch_in_a_repository_is_not_copied(project: Path) -> None:
         copy = Path(checkout.make(str(project), str(scratch)).root)
         assert {name for name in files(copy) if name.startswith("state")} == {"state/other"}
     assert (scratch / "temporary").exists()
+
+
+@pytest.mark.parametrize("by_git", [False, True])
+def test_what_the_product_keeps_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_git: bool) -> None:
+    """A project may be a whole home, and its state is in that."""
+    home = tmp_path / "home"
+    scratch = home / "runs/r1/scratch/reviewer-g1"
+    monkeypatch.setenv("AGENT_INTERCOM_RUNS_DIR", str(home / "runs"))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    ours = {".local/state/agent-intercom/workers.sqlite3": "rows", "runs/r1/manifest.json": "{}"}
+    theirs = {"a": "a", "sub/b": "b", ".local/state/other/c": "c"}
+    write(home, {**ours, **theirs, "runs/r1/scratch/reviewer-g1/temporary": "t"})
+    if by_git:
+        git(home, "init", "-q", "-b", "main")
+        git(home, "add", ".local")
+    for _ in range(2):
+        made = checkout.make(str(home), str(scratch))
+        assert (files(Path(made.root)), made.left_out) == (theirs, 0)
+    inside = home / ".local/state/agent-intercom"
+    made = checkout.make(str(inside), str(scratch))
+    # Whoever asks for that itself is given it.
+    assert files(Path(made.directory)) == {"workers.sqlite3": "rows"}
+
+
+def test_no_name_of_the_copy_is_taken_from_the_project(project: Path, scratch: Path) -> None:
+    names = (".clone", ".worktree.new", ".worktree.clone/x", "worktree", ".worktree.lock")
+    write(project, dict.fromkeys(names, "theirs"))
+    git(project, "add", ".clone")
+    copy = Path(checkout.make(str(project), str(scratch)).root)
+    assert all((copy / name).read_text() == "theirs" for name in names)
+    assert git(copy, "status", "--porcelain") == git(project, "status", "--porcelain") != ""
+    assert sorted(os.listdir(scratch)) == [".worktree.lock", "worktree"]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_split_index_is_whole_in_the_copy(project: Path, scratch: Path, tmp_path: Path, linked: bool) -> None:
+    if linked:
+        git(project, "worktree", "add", "-q", "-b", "side", str(tmp_path / "other"))
+        project = tmp_path / "other"
+        write(project, {"staged.py": "s"})
+    git(project, "update-index", "--split-index")
+    write(project, {"later.py": "later"})
+    git(project, "add", ".")
+    copy = Path(checkout.make(str(project), str(scratch)).root)
+    assert git(copy, "status", "--porcelain") == git(project, "status", "--porcelain") != ""
+    git(copy, "commit", "-qam", "mine")
+    assert git(copy, "status", "--porcelain") == ""
+
+
+SETTINGS = {
+    "core.fileMode": "false",
+    "core.autocrlf": "true",
+    "core.excludesFile": "my ignored",
+    "filter.up \\ \".d.clean": "tr a-z A-Z #\t\"quoted\" \\ ; end ",
+    "filter.up \\ \".d.smudge": "cat",
+    "diff.own.textconv": "sed 's/^/> /'",
+    "user.name": "Who Made It",
+}
+
+
+def test_git_reads_the_files_of_the_copy_as_those_of_the_project(project: Path, scratch: Path) -> None:
+    for key, value in SETTINGS.items():
+        git(project, "config", key, value)
+    git(project, "config", "core.bare", "false")
+    git(project, "config", "core.hooksPath", "hooks")
+    git(project, "config", "core.worktree", str(project))
+    with (project / ".git/config").open("a") as file:
+        file.write("[status]\n\tshort\n")
+    write(project, {".git/info/exclude": "excluded\n", ".git/info/attributes": "*.u diff=own\n"})
+    write(project, {"my ignored": "mine\n", "excluded": "e", "mine": "m", "w.txt": "one\r\ntwo\r\n", "x.u": "x\n"})
+    git(project, "add", "w.txt", "x.u")
+    git(project, "commit", "-qm", "second")
+    write(project, {"x.u": "y\n"})
+    (project / "link").unlink()
+    (project / "a.py").chmod(0o755)
+    copy = Path(checkout.make(str(project), str(scratch)).root)
+    for arguments in (("status",), ("status", "--porcelain", "--ignored"), ("diff",)):
+        assert git(copy, *arguments) == git(project, *arguments) != ""
+    assert "> y" in git(copy, "diff", "x.u")
+    for key, value in SETTINGS.items():
+        assert git(copy, "config", "--local", key) == f"{value}\n"
+    assert git(copy, "config", "--type=bool", "status.short") == "true\n"
+    assert Path(git(copy, "rev-parse", "--show-toplevel").strip()) == copy
+    assert "hookspath" not in git(copy, "config", "--local", "--list")
+
+
+def test_a_sparse_checkout_stays_sparse(project: Path, scratch: Path) -> None:
+    write(project, {"one/1": "1", "two/2": "2"})
+    git(project, "add", ".")
+    git(project, "commit", "-qam", "more")
+    git(project, "sparse-checkout", "set", "--cone", "--sparse-index", "one")
+    copy = Path(checkout.make(str(project), str(scratch)).root)
+    assert git(copy, "sparse-checkout", "list") == git(project, "sparse-checkout", "list") == "one\n"
+    assert git(copy, "status", "--porcelain") == git(project, "status", "--porcelain") == ""
+    assert not (copy / "two").exists()
+    git(copy, "sparse-checkout", "disable")
+    assert (copy / "two/2").read_text() == "2"
+
+
+def test_large_files_with_holes_take_no_room(project: Path, scratch: Path) -> None:
+    with (project / "image").open("wb") as file:
+        file.truncate(1 << 30)
+    if (project / "image").stat().st_blocks:
+        pytest.skip("this file system has no holes")
+    copy = Path(checkout.make(str(project), str(scratch)).root)
+    assert ((copy / "image").stat().st_size, (copy / "image").stat().st_blocks) == (1 << 30, 0)
+
+
+def test_what_can_never_be_copied_is_known_before(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    assert checkout.hopeless(str(project)) is None
+    assert checkout.hopeless(str(tmp_path / "plain"), str(tmp_path)) is None
+    assert "git is not installed" in (checkout.hopeless(str(project / "sub"), str(tmp_path)) or "")
+    assert "root of all files" in (checkout.hopeless("/") or "")
 
 
 def test_a_damaged_repository_is_refused_and_leaves_nothing(project: Path, scratch: Path) -> None:

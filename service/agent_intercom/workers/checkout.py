@@ -4,7 +4,8 @@
 What git lists is copied: what is tracked as it is in the worktree, and what is untracked and not ignored. Of what is
 ignored, dependencies are linked, so that nothing has to be installed, and what builds and tools leave behind is left
 out, because it has to be written. The copy has a repository of its own that borrows the project's objects: it can be
-compared, stashed and committed in, and the project notices nothing. A project without git is copied as a whole.
+compared, stashed and committed in, and the project notices nothing. A project without git is copied as a whole. What
+the product itself keeps is never copied.
 
 Every copy is a new one: what was changed or built in the last one is gone.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -21,7 +23,10 @@ from os import path
 from typing import Final, NamedTuple
 
 from agent_intercom.host import privatefiles
+from agent_intercom.orchestration import places as run_places
 from agent_intercom.orchestration import removal
+from agent_intercom.orchestration.errors import Refusal
+from agent_intercom.workers import copying, places
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 
@@ -31,6 +36,7 @@ NAME: Final = "worktree"
 _LOCK = ".worktree.lock"
 _NEW = ".worktree.new"
 _OLD = ".worktree.old"
+_CLONE = ".worktree.clone"
 
 _MODULES = "node_modules"
 _DEPENDENCIES = frozenset({_MODULES, ".venv", "venv"})
@@ -44,10 +50,20 @@ _OUTPUTS = frozenset({"build", "dist", "out", "target", "tmp", "log", "logs", ".
 _MAX_IGNORED_FILE: Final = 64 * 1_048_576
 """Bytes up to which an ignored file, such as a database of a developer, is copied and so can be written."""
 
-# copy_file_range(2): another file system, or one that cannot.
-_CANNOT = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY})
-_PIECE = 1 << 30
 _MAX_NESTED = 8
+
+_NO_GIT = "git is not installed, and the directory to copy is of git"
+
+_SETTINGS: Final = re.compile(
+    r"core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eol|safecrlf|whitespace|bigfilethreshold"
+    r"|excludesfile|attributesfile|sparsecheckout|sparsecheckoutcone)"
+    r"|(filter|diff|merge|status)\..+|user\.(name|email)",
+    re.DOTALL,
+)
+"""What of the project's configuration tells git how its files are to be read, and whose a commit is."""
+
+_BROUGHT: Final = ("index", "info/exclude", "info/attributes", "info/sparse-checkout")
+"""Files of the project's repository that tell the same. What refers to it, or runs on a commit, is not among them."""
 
 
 class Checkout(NamedTuple):
@@ -65,12 +81,12 @@ class Checkout(NamedTuple):
 
 
 class _Tree:
-    """A copy in the making, of `source` at `target`, without what is in `scratch`."""
+    """A copy in the making, of `source` at `target`, without the directories `ours` and what is in them."""
 
-    def __init__(self, source: str, target: str, scratch: str) -> None:
+    def __init__(self, source: str, target: str, ours: Iterable[str]) -> None:
         self.source = source
         self.target = target
-        self._scratch = scratch
+        self._ours = tuple(ours)
         self.files = self.links = self.left_out = 0
         self._directories: dict[str, bool] = {"": True}
         os.mkdir(target, 0o700)
@@ -78,16 +94,14 @@ class _Tree:
     def copy(self, name: str) -> None:
         """Copy the file or link `name`. What has gone meanwhile, or is of another kind, is passed over."""
         origin, place = path.join(self.source, name), path.join(self.target, name)
-        if _below(origin, self._scratch):
-            return
         try:
-            if not self._parent(path.dirname(name)):
+            if self.leaves_out(name) or not self._parent(path.dirname(name)):
                 return
             found = os.lstat(origin)
             if stat.S_ISLNK(found.st_mode):
                 os.symlink(os.readlink(origin), place)
             elif stat.S_ISREG(found.st_mode):
-                _copy_file(origin, place)
+                copying.copy(origin, place)
             else:
                 return
         except (FileNotFoundError, FileExistsError):
@@ -99,7 +113,7 @@ class _Tree:
 
     def link(self, name: str) -> None:
         """Have `name` lead to the original."""
-        if not _below(path.join(self.source, name), self._scratch) and self._parent(path.dirname(name)):
+        if not self.leaves_out(name) and self._parent(path.dirname(name)):
             with contextlib.suppress(FileExistsError):
                 os.symlink(path.join(self.source, name), path.join(self.target, name))
                 self.links += 1
@@ -111,6 +125,10 @@ class _Tree:
         for entry in _entries(path.join(self.source, name)):
             if entry.name not in _CACHES:
                 self.link(path.join(name, entry.name))
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether `name` is ours, not the project's."""
+        return any(_below(path.join(self.source, name), directory) for directory in self._ours)
 
     def _parent(self, name: str) -> bool:
         """Make the directory `name`; False where it is none in the original, and so leads somewhere else."""
@@ -152,29 +170,43 @@ def make(source: str, scratch: str) -> Checkout:
 
 
 def _make(source: str, scratch: str) -> Checkout:
-    new, old, place = (path.join(scratch, name) for name in (_NEW, _OLD, NAME))
-    for rest in (new, old):
+    new, old, clone, place = (path.join(scratch, name) for name in (_NEW, _OLD, _CLONE, NAME))
+    for rest in (new, old, clone):
         removal.clear(rest)
+    if why := hopeless(source):
+        raise WorkerError(Code.INVALID, why, "directory")
     top = _top(source)
-    if top is None and _below(scratch, source):
-        # Nobody tells what of all that is a project: this may be a whole home.
-        raise WorkerError(Code.INVALID, "the scratch directory is in the directory to copy", "scratch")
     try:
-        tree = _Tree(top or source, new, scratch)
+        tree = _Tree(top or source, new, _ours(source, scratch))
         if top is None:
             _copy_all(tree, "")
         else:
             _copy_listed(tree, top, "", _MAX_NESTED)
-            _give_repository(top, new)
+            _give_repository(top, new, clone)
         if path.lexists(place):
             os.rename(place, old)
         os.rename(new, place)
     except BaseException:
-        removal.clear(new)
+        for rest in (new, clone):
+            removal.clear(rest)
         raise
     removal.clear(old)
     directory = path.join(place, path.relpath(source, top)) if top not in {None, source} else place
     return Checkout(place, path.normpath(directory), tree.files, tree.links, tree.left_out)
+
+
+def _ours(source: str, scratch: str) -> Iterator[str]:
+    """What is no part of any project: the scratch directory, and where the product keeps its state and its runs.
+
+    Unless that is where what was asked for lies.
+    """
+    yield scratch
+    for find in (places.state_dir, run_places.state_root):
+        # Without a home there is none.
+        with contextlib.suppress(WorkerError, Refusal):
+            directory = path.realpath(find(os.environ))
+            if not _below(source, directory):
+                yield directory
 
 
 def _copy_listed(tree: _Tree, repository: str, prefix: str, nested: int) -> None:
@@ -216,7 +248,7 @@ def _take_ignored(tree: _Tree, name: str) -> None:
 def _copy_all(tree: _Tree, directory: str) -> None:
     for entry in _entries(path.join(tree.source, directory)):
         name = path.join(directory, entry.name)
-        if entry.name in _CACHES or entry.name == ".git":
+        if entry.name in _CACHES or entry.name == ".git" or tree.leaves_out(name):
             continue
         if not entry.is_dir(follow_symlinks=False):
             tree.copy(name)
@@ -228,26 +260,74 @@ def _copy_all(tree: _Tree, directory: str) -> None:
             _copy_all(tree, name)
 
 
-def _give_repository(top: str, copy: str) -> None:
-    """Make the copy a repository that has the project's commits, its index, and nothing that leads back to it."""
-    clone = f"{copy}/.clone"
+def _give_repository(top: str, copy: str, clone: str) -> None:
+    """Make the copy a repository that has the project's commits, its index and how it reads files.
+
+    `clone` is where that is made: whatever name we would choose in the copy, the project may have it.
+    """
     _git(copy, "clone", "--quiet", "--shared", "--no-checkout", "--template=", "--", top, clone)
-    index = os.fsdecode(_git(top, "rev-parse", "--path-format=absolute", "--git-path", "index")).rstrip("\n")
-    place = path.join(clone, ".git", "index")
-    with contextlib.suppress(FileNotFoundError):
-        _copy_file(index, place)
-    os.rename(path.join(clone, ".git"), path.join(copy, ".git"))
+    repository = path.join(clone, ".git")
+    for name in _BROUGHT:
+        _bring(_told(top, "--git-path", name), path.join(repository, name))
+    if shared := _told(top, "--shared-index-path"):
+        # The index has only what differs from that (split index).
+        _bring(shared, path.join(repository, path.basename(shared)))
+    settings = os.fsdecode(_git(top, "config", "--list", "-z")).split("\0")
+    with open(path.join(repository, "config"), "a", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        for key, given, value in (setting.partition("\n") for setting in settings):
+            if _SETTINGS.fullmatch(key):
+                file.write(_setting(key, given, value))
+    os.rename(repository, path.join(copy, ".git"))
     os.rmdir(clone)
+
+
+def _bring(origin: str, place: str) -> None:
+    os.makedirs(path.dirname(place), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        copying.copy(origin, place)
+
+
+def _setting(key: str, given: str, value: str) -> str:
+    """A line of a configuration; without `given` it is one that has no value, which means true."""
+    section, _, rest = key.partition(".")
+    within, dot, name = rest.rpartition(".")
+    head = f'{section} "{_escaped(within)}"' if dot else section
+    if not given:
+        return f"[{head}] {name}\n"
+    return f'[{head}] {name} = "{_escaped(value)}"\n'
+
+
+def _escaped(text: str) -> str:
+    for character, written in (("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\t", r"\t"), ("\b", r"\b")):
+        text = text.replace(character, written)
+    return text
+
+
+def hopeless(source: str, search: str | None = None) -> str | None:
+    """Why no copy of `source` can ever be made; None where one may be. `search` is a PATH in the place of our own."""
+    if _marked(source) is None:
+        return "the directory to copy is the root of all files" if path.realpath(source) == os.sep else None
+    return None if shutil.which("git", path=search) else _NO_GIT
+
+
+def _marked(source: str) -> str | None:
+    """The directory with a repository that `source` is or lies in, as its name tells; None where there is none."""
+    while not path.lexists(path.join(source, ".git")):
+        if source == path.dirname(source):
+            return None
+        source = path.dirname(source)
+    return source
 
 
 def _top(source: str) -> str | None:
     """The worktree that `source` is in; None where it is in none."""
-    above = source
-    while not path.lexists(path.join(above, ".git")):
-        if above == path.dirname(above):
-            return None
-        above = path.dirname(above)
-    return path.realpath(os.fsdecode(_git(source, "rev-parse", "--show-toplevel")).rstrip("\n"))
+    return None if _marked(source) is None else path.realpath(_told(source, "--show-toplevel"))
+
+
+def _told(directory: str, *what: str) -> str:
+    """A path that git tells of a repository; empty where there is none."""
+    told = os.fsdecode(_git(directory, "rev-parse", "--path-format=absolute", *what)).rstrip("\n")
+    return path.join(directory, told) if told else ""
 
 
 def _names(repository: str, *flags: str) -> Iterator[str]:
@@ -267,31 +347,12 @@ def _git(directory: str, *arguments: str) -> bytes:
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=True, close_fds=True
         )
     except FileNotFoundError as error:
-        raise WorkerError(Code.INVALID, "git is not installed, and the directory to copy is of git", "directory") from (
-            error
-        )
+        raise WorkerError(Code.INVALID, _NO_GIT, "directory") from error
     except subprocess.CalledProcessError as error:
         # Not chained: what git says has names in it.
         text = f"`git {arguments[0]}` cannot read the directory to copy (exit status {error.returncode})"
         raise WorkerError(Code.INVALID, text, "directory") from None
     return done.stdout
-
-
-def _copy_file(origin: str, place: str) -> None:
-    """Copy a file with its mode and times; the copy shares its blocks where the file system can (FICLONE)."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(origin, flags), "rb", buffering=0) as reader, open(place, "xb", buffering=0) as writer:
-        found = os.fstat(reader.fileno())
-        try:
-            while os.copy_file_range(reader.fileno(), writer.fileno(), _PIECE):
-                pass
-        except OSError as error:
-            if error.errno not in _CANNOT:
-                raise
-        # Some file systems copy nothing in this way, and say so by no error.
-        shutil.copyfileobj(reader, writer)
-        os.fchmod(writer.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
-        os.utime(writer.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def _entries(directory: str) -> Iterable[os.DirEntry[str]]:

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 import select
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +17,14 @@ from typing import Any
 import pytest
 
 from agent_intercom.host import processes
-from agent_intercom.workers.bridge import belonging, events
+from agent_intercom.workers.bridge import belonging, child, events
 from agent_intercom.workers.bridge.reception import Reception
+from agent_intercom.workers.bridge.settings import SOCKET_ENVIRONMENT, Settings
+from agent_intercom.workers.bridge.shell import Shell
 
 SLICE = "/user.slice/orchestrate.slice/orchestrate-a1.slice"
 OWN = f"{SLICE}/worker-1.scope"
+HANG = 20.0
 
 
 class Desk:
@@ -103,3 +110,56 @@ def test_where_a_group_is_below_another() -> None:
     assert belonging.all_of_the_run(OWN, "/run/a1.sock") == SLICE
     assert belonging.all_of_the_run(OWN, "/run/b2.sock") == OWN
     assert belonging.all_of_the_run(None, "/run/a1.sock") is None
+
+
+def test_what_was_left_is_ended_where_the_run_is_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    address, sleeping = "/nowhere/bridge-g7.sock", [sys.executable, "-c", "print(flush=True); input()"]
+    groups = [OWN, f"{SLICE}/worker-0.scope", f"{OWN}/below", "/user.slice/app.slice/build.service", None, OWN]
+    found: dict[int, str | None] = {}
+    started = []
+    try:
+        for number, group in enumerate(groups):
+            mark = "/another.sock" if number == 5 else address
+            process = subprocess.Popen(
+                sleeping, env={SOCKET_ENVIRONMENT: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            started.append(process)
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
+            found[process.pid] = group
+        monkeypatch.setattr(processes, "cgroup_of", found.get)
+        assert child.end_leftovers(address, None) == 0
+        assert child.end_leftovers(address, belonging.all_of_the_run(OWN, "/run/a1.sock")) == 3
+        assert [each.wait(HANG) for each in started[:3]] == 3 * [-signal.SIGKILL]
+        assert [each.poll() for each in started[3:]] == 3 * [None]
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate()
+
+
+def test_a_command_that_may_not_be_signalled_is_told_of_once_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(child, "_PATIENCE", 0)
+    shell = Shell(Settings("implementer", "t", "s", 1, {}, str(tmp_path), str(tmp_path), "/", False, False, ["x"], {}))
+    running = shell._child = child.run(["sleep", "1000"], {"PATH": os.environ["PATH"]}, "/", None)
+    with monkeypatch.context() as another_users:
+        another_users.setattr(os, "killpg", refused)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            shell._carry_out([events.Signal(number)])
+        shell.close()
+    assert capfd.readouterr().err.count("may not be signalled") == 1
+    assert os.waitpid(running.pid, os.WNOHANG) == (0, 0)
+    os.killpg(running.pid, signal.SIGKILL)
+    os.waitpid(running.pid, 0)
+
+
+def test_a_command_that_has_left_its_process_group_is_ended_all_the_same(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gone")
+    leaves = "import os, signal; os.setpgid(0, os.getpgid(os.getppid())); open('gone', 'w'); signal.pause()"
+    running = child.run([sys.executable, "-c", leaves], {}, str(tmp_path), None)
+    (tmp_path / "gone").read_bytes()
+    assert running.signal(signal.SIGKILL) and running.reap() == -signal.SIGKILL

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from os import path
 from typing import Final, NoReturn
 
-from agent_intercom.workers.bridge import settings
+from agent_intercom.host import processes
+from agent_intercom.workers.bridge import belonging, settings
 from agent_intercom.workers.errors import WorkerError
 
 _REFUSED: Final = 125
 _CANNOT_EXECUTE: Final = 126
 _NOT_FOUND: Final = 127
 """How a process ends that did not become the command (env(1)). Nobody is told but whoever reads its output."""
+
+_PATIENCE: Final = 3.0
+"""Seconds. A unit that is stopped gives the bridge 5."""
 
 
 class Running:
@@ -30,10 +35,19 @@ class Running:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to its process group. The group is there as long as nobody has waited for its leader."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+    def signal(self, number: int) -> bool:
+        """Send a signal to its process group; False where that may not be, as of another user's (kill(2)).
+
+        A group is there as long as nobody has waited for its leader, but that may have left it for another one.
+        """
+        try:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                signal.pidfd_send_signal(self.pidfd, number)
+        except OSError:
+            return False
+        return True
 
     def reap(self) -> int:
         """End what it has left in its process group, and forget it. Waits until it has ended.
@@ -45,6 +59,14 @@ class Running:
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
         return os.waitstatus_to_exitcode(status)
+
+    def leave(self) -> None:
+        """End it at once, and wait a while for that: one that cannot be ended is left behind."""
+        self.signal(signal.SIGKILL)
+        if select.select([self.pidfd], [], [], _PATIENCE)[0]:
+            self.reap()
+        else:
+            os.close(self.pidfd)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], project: str, scratch: str | None) -> Running:
@@ -109,10 +131,11 @@ def _tell(text: str) -> None:
         sys.stderr.flush()
 
 
-def end_leftovers(address: str) -> int:
-    """End every process that was run by a bridge of this report socket; how many there were.
+def end_leftovers(address: str, group: str | None) -> int:
+    """End every process in the control group `group` that a bridge of this report socket has run; how many there were.
 
-    A bridge that was killed leaves its command behind, and nothing says where it went but its environment.
+    A bridge that was killed leaves its command behind, and nothing says where it went but its environment. What that
+    has put into another unit, such as a service, is not the worker's any more.
     """
     mark = os.fsencode(f"{settings.SOCKET_ENVIRONMENT}={address}")
     found = 0
@@ -126,7 +149,7 @@ def end_leftovers(address: str) -> int:
         try:
             with open(path.join("/proc", name, "environ"), "rb") as file:
                 ours = mark in file.read().split(b"\0")
-            if ours:
+            if ours and belonging.within(processes.cgroup_of(int(name)), group):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 found += 1
         except OSError:

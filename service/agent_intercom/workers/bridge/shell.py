@@ -24,7 +24,7 @@ from agent_intercom.wire import codec, framing
 from agent_intercom.wire.errors import WireError
 from agent_intercom.workers import client
 from agent_intercom.workers import contract as service
-from agent_intercom.workers.bridge import child, core, events, line, looking, memory, reception, traces
+from agent_intercom.workers.bridge import belonging, child, core, events, line, looking, memory, reception, traces
 from agent_intercom.workers.bridge import settings as variables
 from agent_intercom.workers.bridge.settings import Settings
 from agent_intercom.workers.contract import Code
@@ -52,6 +52,7 @@ class Shell:
         self._say_at: int | None = None
         self._patience = _AGAIN_MS
         self._child: child.Running | None = None
+        self._deaf = False
         self._look: tuple[int, int] | None = None
         self._file = path.join(settings.state, f"bridge-g{settings.generation}.json")
         self._address = line.address_of(settings.state, settings.scratch, settings.generation)
@@ -77,8 +78,7 @@ class Shell:
     def close(self) -> None:
         """End what still runs, and give back everything."""
         if self._child is not None:
-            self._child.signal(signal.SIGKILL)
-            self._child.reap()
+            self._child.leave()
         for each in (self._broker, self._service, self._reception):
             if each is not None:
                 each.close()
@@ -114,7 +114,7 @@ class Shell:
         except OSError as error:
             _say(f"what persons read could not be written: {os.strerror(error.errno or 0)}")
         if known.work is not None and known.work.begun:
-            child.end_leftovers(self._address)
+            child.end_leftovers(self._address, belonging.all_of_the_run(belonging.own(), settings.socket))
         return known
 
     def _read(self) -> memory.Memory:
@@ -227,6 +227,7 @@ class Shell:
             _say(f"the command could not be run: {os.strerror(error.errno or 0)}")
             self._queue.append(events.Ended())
             return
+        self._deaf = False
         traces.forget(settings.state)
         self._watch(self._child.pidfd, self._bury)
 
@@ -237,6 +238,11 @@ class Shell:
             _say(f"the command ended, {_how(ended)}")
             self._child = None
             self._queue.append(events.Ended(ended))
+
+    def _signal(self, number: int) -> None:
+        if self._child is not None and not self._child.signal(number) and not self._deaf:
+            self._deaf = True
+            _say("the command cannot be ended: it may not be signalled, as it may have become another user's")
 
     def _leave_trace(self, effect: events.Silent | events.Publish) -> None:
         """Leave what persons read; no work waits for that."""
@@ -343,8 +349,7 @@ class Shell:
                 case events.Hand():
                     self._hand(effect)
                 case events.Signal():
-                    if self._child is not None:
-                        self._child.signal(effect.number)
+                    self._signal(effect.number)
                 case events.Reply():
                     self._answer(effect)
                 case events.Notify():

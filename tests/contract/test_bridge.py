@@ -139,6 +139,7 @@ def test_commands_take_a_run_from_its_start_through_a_repair_to_ready() -> None:
         assert second.index("Make the parser sound.") < second.index("Not yet.") < second.index("Round: 2")
         assert review.index("Make the parser sound.") < review.index("src/1.py") < review.index("Round: 1")
         assert workers.text("answer.1") == "accepted\n"
+        assert traces.program(str(workers.state("implementer"))) == "sh"
         assert "    orchestrate report --summary 'TEXT' --verdict approved\n" in review
         states = [event["status"] for event in workers.run.events("worker_lifecycle")]
         assert "waiting" not in states and "uncertain" not in states

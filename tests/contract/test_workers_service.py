@@ -367,6 +367,17 @@ def test_pausing_is_verified(host: WorkerHost, ask: Callable[..., dict[str, Any]
     assert ask("status", {"worker": "held"})["worker"]["state"] == "registering"
 
 
+def test_a_worker_finds_orchestrate(host: WorkerHost, ask: Callable[..., dict[str, Any]]) -> None:
+    command = host.library / "orchestrate"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    script = ("/bin/sh", "-c", "command -v orchestrate; echo $PATH")
+    worker = ask("start", host.wanted(*script, keep_output=True, environment={"PATH": "/nowhere"}))["worker"]["id"]
+    ask("wait", {"worker": worker, "until": "end", "timeout_ms": 20_000})
+    printed = ask("logs", {"worker": worker, "output": True})["output"]
+    assert printed == f"{command}\n/nowhere:{host.library}\n"
+
+
 def test_output_is_kept_for_who_asks_for_it(host: WorkerHost, ask: Callable[..., dict[str, Any]]) -> None:
     kept = ask("start", host.wanted("/bin/sh", "-c", "echo one; echo two", keep_output=True))["worker"]["id"]
     silent = ask("start", host.wanted("/bin/sh", "-c", "echo one"))["worker"]["id"]

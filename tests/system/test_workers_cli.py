@@ -97,6 +97,30 @@ def test_a_worker_of_a_worker_is_told_with_it(bed: Bed) -> None:
     (found,) = told(bed, "status", "parent")["children"]
     assert found["name"] == f"{started['id']}/child" and found["parent"] == started["incarnation"]
     assert told(bed, "stop", "parent", "--yes")["stopped"]
+    preview = told(bed, "prune")["candidates"]
+    assert {found["id"], started["id"]} <= {each["id"] for each in preview}
+    done = told(bed, "prune", "--yes")
+    assert [each["id"] for each in done["pruned"]] == [each["id"] for each in preview] and done["kept"] == []
+    assert told(bed, "list", "--history")["workers"] == []
+
+
+def test_how_a_worker_ended_is_told_as_it_was(bed: Bed) -> None:
+    def said(*words: str) -> str:
+        return bed.as_user("alice", ["env", f"AGENT_INTERCOM_SCOPE_ID={SCOPE}", "orchestrate", "worker", *words]).stdout
+
+    start = ("start", "short", "--max-runtime", "1s", "--key", "once", "--", "sleep", "1000")
+    assert [told(bed, *start)["repeated"] for _ in range(2)] == [False, True]
+    assert said("wait", "short") == "short: stopped (its time was over)\n"
+    assert said("stop", "short", "--yes").startswith("short: had ended before; nobody is left in its unit")
+    assert "its time was over" in said("status", "short", "--override")
+    command = "trap '' TERM HUP; sleep 1000 & kill -9 $$"
+    told(bed, "start", "left", "--", "sh", "-c", command)
+    told(bed, "wait", "left", "--until", "blocked")
+    note = said("status", "left")
+    assert "its command has ended (killed by SIGKILL), what it left behind is ended in " in note
+    assert "lives on" not in note
+    told(bed, "wait", "left")
+    assert "note: killed by SIGKILL, its command had left processes behind" in said("status", "left")
 
 
 def test_what_was_printed_can_be_piped(bed: Bed) -> None:

@@ -209,6 +209,10 @@ def _removing(adding: Adding, lazy: Lazy) -> None:
         "forget", lazy("worker.removing", "forget"), "remove the record of a worker that has ended",
         "worker forget review --yes",
     ) as sub:  # fmt: skip
+        sub.description = (
+            "Remove the record and private files of a worker that has ended, with those of the workers that it had\n"
+            "started."
+        )
         _worker(sub)
         _yes(sub, "really remove it; without it, only tell what there is to think about")
         _override(sub)

@@ -122,8 +122,14 @@ ACTIONS: Final = {
     ),
     "wait": Action("wait for a worker", ("id", "until", "timeout"), ("id",)),
     "notify": Action("from inside a worker: how it is", ("state",), ("state",)),
-    "forget": Action("remove the record of a worker that has ended", ("id", "acknowledge"), ("id",)),
-    "prune": Action("remove the records of all of yours that have ended", ("id", "acknowledge")),
+    "forget": Action(
+        "remove the record of a worker that has ended, and of those that it had started",
+        ("id", "acknowledge"),
+        ("id",),
+    ),
+    "prune": Action(
+        "remove the records of all of yours that have ended, and of those that they had started", ("id", "acknowledge")
+    ),
     "cleanup": Action("end and remove what is due", ("execute",)),
     "doctor": Action("the worker service, and what the kernel can enforce"),
     "_heartbeat": Action("for the host of an agent, every minute: who is to be asked for a checkpoint"),

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from agent_intercom.wire import codec, framing
+from agent_intercom.workers.bridge import memory
 from agent_intercom.workers.bridge import shell as module
 from agent_intercom.workers.bridge.settings import Settings
 from agent_intercom.workers.bridge.shell import Shell
 from agent_intercom.workers.bridge.spending import Spending
+from tests.unit.bridgestage import Stage
 
 HANG = 20.0
 
@@ -114,3 +116,74 @@ def test_of_what_a_program_says_to_have_used_the_last_word_counts() -> None:
         spending.said({**zero, "providerCalls": calls, "cost": {"total": 0}})
     total = spending.cumulative()
     assert total is not None and total["providerCalls"] == 3
+
+
+def used(cost: object) -> dict[str, object]:
+    zero = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite", "providerCalls"), 0)
+    return {**zero, "cost": {"total": cost}}
+
+
+def test_what_adds_up_to_more_than_can_be_said_is_refused_and_not_kept() -> None:
+    for cost in (1.5e308, 2**62):
+        made = Stage()
+        made.settle()
+        made.assign()
+        made.settle()
+        made.progress(usage=used(cost))
+        made.settle()
+        made.end()
+        made.context("operator_message", "Go on.", trigger=True)
+        made.settle()
+        before = made.disk
+        for ticket in (made.progress(usage=used(cost)), made.report(usage=used(cost))):
+            answer = made.replies[ticket]
+            assert (answer["code"], answer["field"], answer["by"]) == ("invalid_protocol", "usage", "bridge")
+        assert made.disk == before
+        ticket = made.report()
+        made.settle()
+        assert made.replies[ticket]["status"] == "accepted"
+        usage = made.requests[-2].keys["usage"]
+        assert made.requests[-2].kind == "report" and usage["cumulative"]["cost"] == {"total": cost}
+
+
+@pytest.mark.parametrize(
+    ("finished", "running"), [(used(None), None), (used(1.5e308), used(1.5e308)), ({}, None), (None, used(-1))]
+)
+def test_what_a_bridge_before_has_kept_and_cannot_be_said_is_nothing(
+    finished: dict[str, object] | None, running: dict[str, object] | None
+) -> None:
+    made = Stage()
+    made.settle()
+    made.assign()
+    made.settle()
+    known = made.kept()
+    known.spending = Spending(before=used(1), finished=finished, running=running, peak=5)
+    assert known.work is not None
+    known.report = memory.Kept(known.work.assignment_id, {"summary": "Done."}, {"cumulative": finished})
+    content = memory.encode(known)
+    found = memory.decode(content, known.role, known.generation)
+    assert found.spending == Spending() and found.report is not None and found.report.usage is None
+    made.disk = content
+    made.crash()
+    made.settle()
+    assert [each.kind for each in made.requests][-1] == "lifecycle" and made.state == "idle"
+    assert next(each for each in made.requests if each.kind == "report").keys.keys() == {"assignment_id", "report"}
+
+
+def test_a_broker_that_takes_the_greeting_and_nothing_more_is_asked_less_and_less_often() -> None:
+    made, waited = Stage(), []
+    for _ in range(8):
+        if not made.wanted:
+            before = made.now
+            made.tick()
+            waited.append(made.now - before)
+        made.connect()
+        made.answer()
+        made.answer("invalid_protocol")
+        made.linked = made.greeted = False
+    assert waited == [100, 200, 400, 800, 1_600, 3_200, 5_000]
+    made.settle()
+    made.drop()
+    before = made.now
+    made.tick()
+    assert made.now - before == 100

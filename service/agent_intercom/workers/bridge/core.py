@@ -284,7 +284,7 @@ class Bridge:
     def _succeeded(self, request: Request, status: str, now: int) -> None:
         match request.kind:
             case "hello":
-                self._greeted, self._delay = True, FIRST_DELAY
+                self._greeted = True
             case "ack":
                 self._acks.pop(0)
             case "lifecycle":
@@ -426,6 +426,9 @@ class Bridge:
         elif (sign := self._desk.sign(now)) is not None:
             usage = {"usage": memory.spending.cumulative()}
             self._ask(now, "progress", sign.assignment_id, named=True, phase=sign.phase, **usage).ticket = sign.ticket
+        else:
+            # Not before: what the broker takes of it may be less than all, each time anew.
+            self._delay = FIRST_DELAY
 
     def _lifecycle(self, now: int, state: str) -> None:
         self._ask(now, "lifecycle", state, state=state, usage=self.memory.spending.cumulative())

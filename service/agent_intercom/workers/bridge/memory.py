@@ -12,7 +12,7 @@ import msgspec
 
 from agent_intercom.orchestration import reports
 from agent_intercom.orchestration.contract import Kind
-from agent_intercom.workers.bridge import fields
+from agent_intercom.workers.bridge import fields, spending
 from agent_intercom.workers.bridge.spending import Spending
 
 VERSION: Final = 1
@@ -159,4 +159,7 @@ def decode(content: bytes, role: str, generation: int) -> Memory:
         raise ValueError("not the memory of a bridge") from None
     if (memory.version, memory.role, memory.generation) != (VERSION, role, generation):
         raise ValueError("the memory of another bridge")
+    memory.spending.mend()
+    if memory.report is not None and not spending.is_report(memory.report.usage):
+        memory.report.usage = None
     return memory

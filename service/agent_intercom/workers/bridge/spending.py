@@ -14,7 +14,7 @@ import msgspec
 
 from agent_intercom.orchestration import usage as wire_usage
 from agent_intercom.orchestration.budget import ASSIGNMENT_METRICS, LEVELS, Number
-from agent_intercom.orchestration.contract import MAX_INTEGER, Code
+from agent_intercom.orchestration.contract import Code
 from agent_intercom.orchestration.errors import Refusal
 
 Usage = dict[str, Any]
@@ -46,12 +46,17 @@ class Spending(msgspec.Struct):
         """Take what the command that runs has used since it began. Raises Refusal `invalid_protocol`."""
         wire_usage.progress(usage)
         checked = {key: value for key, value in usage.items() if value is not None}
-        total = _sum(self.finished, checked)
-        if any(total.get(key, 0) > MAX_INTEGER for key in (*_SUMMED, _REASONING)):
+        if not _can_be_said(_sum(self.finished, checked)):
             raise Refusal(Code.INVALID_PROTOCOL, "usage of the role is larger than the protocol can say", "usage")
         self.running = checked
         if (tokens := checked.get("contextTokens")) is not None:
             self.peak = max(tokens, self.peak or 0)
+
+    def mend(self) -> None:
+        """Know nothing, where any of it, or its sum, is no usage, as an earlier bridge may have kept it."""
+        known = [each for each in (self.before, self.finished, self.running) if each is not None]
+        if not all(map(_can_be_said, known)) or not _can_be_said(self.cumulative()):
+            self.before = self.finished = self.running = self.peak = None
 
     def ended(self) -> None:
         """The command has ended; what the next one says counts anew."""
@@ -109,6 +114,23 @@ def crossings(spending: Spending, thresholds: Mapping[str, Mapping[str, Number]]
         and (limit := thresholds.get(level, {}).get(metric)) is not None
         and value >= limit
     ]
+
+
+def is_report(usage: Usage | None) -> bool:
+    """Whether that is the usage of a report, or none."""
+    try:
+        wire_usage.report(usage)
+    except Refusal:
+        return False
+    return True
+
+
+def _can_be_said(usage: Usage | None) -> bool:
+    try:
+        wire_usage.progress(usage)
+    except Refusal:
+        return False
+    return True
 
 
 def _sum(one: Usage | None, other: Usage) -> Usage:

@@ -441,7 +441,8 @@ def test_a_service_without_a_registry_says_so(directory: Path) -> None:
         database.write_bytes(content)
         host.start()
         with host.client() as client:
-            assert client.request("health", {})["live"] == 0
+            health = client.request("health", {})
+            assert health["live"] == 0 and health["unusable"] == "the registry was written by a newer version"
             assert refused(lambda: client.request("start", host.wanted("/bin/true")))[0] == "store_unusable"
             assert refused(lambda: client.request("list", {}))[0] == "store_unusable"
         host.end()

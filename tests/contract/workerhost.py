@@ -285,9 +285,7 @@ def main(directory: str, group: str, idle: str = "", descriptor: str = "") -> No
     from agent_intercom.host.activation import Inherited
     from agent_intercom.host.journal import Journal
     from agent_intercom.host.notify import Notifier
-    from agent_intercom.workers import serve
-    from agent_intercom.workers.store import NAME, Store, StoreError
-    from agent_intercom.workers.terms import Loaded
+    from agent_intercom.workers import opening, serve
 
     root = f"{unified()}{group}"
     where = f"{directory}/r"
@@ -299,13 +297,7 @@ def main(directory: str, group: str, idle: str = "", descriptor: str = "") -> No
         journal = Journal(identifier="workers", stderr=True, path=f"{directory}/no-journal")
         faults.watch(asyncio.get_running_loop(), journal)
         state = f"{directory}/s/agent-intercom"
-        store: Any
-        problem = ""
-        try:
-            store = Store.open(f"{state}/{NAME}")
-        except StoreError as error:
-            store, problem = serve.NoStore(error), error.reason
-        loaded = store.load() if isinstance(store, Store) else Loaded()
+        store = await opening.opened(state, 0.2)
         if descriptor:
             listener = socket.socket(fileno=int(descriptor))
         else:
@@ -316,13 +308,13 @@ def main(directory: str, group: str, idle: str = "", descriptor: str = "") -> No
             return StandIn(f"{directory}/m", group, root)
 
         service = serve.Main(
-            given, Notifier({}), journal, where, state, f"{directory}/l", store, loaded, problem, not descriptor,
-            connect, float(idle or 0),
+            given, Notifier({}), journal, where, state, f"{directory}/l", store, not descriptor, connect,
+            float(idle or 0),
         )  # fmt: skip
         if descriptor:
             print("ready", flush=True)
         await service.run(time.monotonic_ns())
-        store.close()
+        service.store.close()
 
     asyncio.run(run())
 

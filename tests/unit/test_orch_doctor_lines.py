@@ -100,6 +100,12 @@ def test_what_the_kernel_enforces(
         ({"freezer": True}, "freezer", "ok", "can be paused"),
         ({"freezer": False}, "freezer", "warn", "cannot be paused"),
         ({"strays": 1}, "stray-workers", "warn", "1 worker lives of which the worker service does not know"),
+        (
+            {"unwritten": "store_unusable", "unusable": "another program holds the registry open"},
+            "worker-registry",
+            "fail",
+            "the registry cannot be used (another program holds the registry open)",
+        ),
         ({"unwritten": "store_unusable"}, "worker-registry", "fail", "the registry cannot be written (store_unusable)"),
         ({"strays": 2}, "stray-workers", "warn", "2 workers live of which the worker service does not know"),
         ({"oom_policy": False}, "oom-policy", "warn", "knows no OOMPolicy="),

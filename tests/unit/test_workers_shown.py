@@ -275,6 +275,8 @@ def test_status_of_all(home: Home, service: Service) -> None:
     health = {"version": "0.1.0", "live": 0, "systemd": None, "confinement": [], "store": "store_unusable"}
     service.answers["health"] = health
     assert "its registry cannot be written (store unusable): " in home.call("worker", "status").out
+    service.answers["health"] = {**health, "unusable": "another program holds it open"}
+    assert "its registry cannot be used (another program holds it open): " in home.call("worker", "status").out
 
 
 def test_logs(home: Home, service: Service) -> None:

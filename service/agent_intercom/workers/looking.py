@@ -127,7 +127,7 @@ class Looking:
         # It may be well again.
         with contextlib.suppress(WorkerError):
             self._service.ready()
-        unknown = await self._strays(caller)
+        unusable, unknown = self._service.unusable, await self._strays(caller)
         systemd = None
         try:
             systemd = await (await self._service.managers.scopes()).version()
@@ -140,7 +140,9 @@ class Looking:
             "live": sum(worker.state not in TERMINAL for worker in seen),
             "systemd": systemd,
             # The code of what prevents the registry from being written, or None.
-            "store": self._service.behind or None,
+            "store": self._service.behind or (None if unusable is None else str(unusable.code)),
+            # Why it cannot even be read, so that no worker is known, or None.
+            "unusable": None if unusable is None else unusable.text,
             # Known once a worker was started.
             "lacking": sorted(self._service.managers.lacking),
             "strays": None if unknown is None else len(unknown),

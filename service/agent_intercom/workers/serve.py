@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting the worker service: by systemd with its socket, or binding for itself.
 
-Started by systemd it always serves: where its registry cannot be used it says so to whoever asks, and looks again after
-a restart. Only a second one is refused, at once.
+Started by systemd it always serves: where its registry cannot be used, be it that another worker service has it, it
+says so to whoever asks, and looks again. One that is to bind for itself is refused at once where another one has it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.notify import Notifier
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.workers import clock, places, reattach
+from agent_intercom.workers import clock, opening, places, reattach, recording
 from agent_intercom.workers.contract import Lifetimes, Limits
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.listening import Door
 from agent_intercom.workers.managers import Managers
+from agent_intercom.workers.opening import NoStore
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.requests import Requests
 from agent_intercom.workers.service import Service
-from agent_intercom.workers.terms import Changes, Loaded
 from agent_intercom.workers.timers import Timers
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ exit codes:
   0  told to end, or nothing is to be watched
   1  refused to start; the line on standard error says why
   2  the command line is wrong
-  3  another worker service has the registry
+  3  another worker service has the registry (with --bind; started by systemd it says so to whoever asks)
 """
 
 IDENTIFIER: Final = "orchestrate-workers"
@@ -64,27 +64,13 @@ IDLE: Final = 30.0
 PATIENCE: Final = 7.0
 """Seconds for what is under way when it is told to end."""
 
+PROVING: Final = 8.0
+"""Seconds in which the workers of an earlier service are proved before anybody is served; what takes longer goes on."""
+
 _HELD: Final = 3
-"""The exit status after which the unit does not try again (`RestartPreventExitStatus=`)."""
 
 _LOCKED: Final = "STATE_LOCKED"
 _DAMAGED: Final = "STATE_DAMAGED"
-
-
-class NoStore:
-    """In the place of a registry that cannot be used: nothing is remembered, and so nothing may change."""
-
-    set_aside: str | None = None
-
-    def __init__(self, error: WorkerError) -> None:
-        self._error = error
-
-    def apply(self, changes: Changes) -> None:
-        if changes:
-            raise self._error
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -122,19 +108,10 @@ async def _serve(
 ) -> int:
     journal = Journal(identifier=IDENTIFIER, stderr=address is not None)
     faults.watch(asyncio.get_running_loop(), journal)
-    from agent_intercom.workers.store import NAME, Store, StoreError
-
-    store: Store | NoStore
-    problem = ""
-    try:
-        store = Store.open(path.join(state, NAME))
-    except StoreError as error:
-        problem = error.reason
-        store = NoStore(error)
-    if problem == _LOCKED:
+    store = await opening.opened(state)
+    if address is not None and isinstance(store, NoStore) and store.error.reason == _LOCKED:
         standalone.refuse(IDENTIFIER, "another worker service has the registry")
         return _HELD
-    loaded = store.load() if isinstance(store, Store) else Loaded()
     made = None
     if address is not None:
         if not standalone.private(path.dirname(address)):
@@ -147,11 +124,11 @@ async def _serve(
         except HostError as error:
             store.close()
             return standalone.refuse(IDENTIFIER, str(error))
+    main_ = Main(given, notifier, journal, where, state, library, store, address is not None)
     try:
-        main_ = Main(given, notifier, journal, where, state, library, store, loaded, problem, address is not None)
         await main_.run(started)
     finally:
-        store.close()
+        main_.store.close()
         if address is not None:
             standalone.unbind(address, made)
     return 0
@@ -169,8 +146,6 @@ class Main:
         state: str,
         library: str,
         store: Store | NoStore,
-        loaded: Loaded,
-        problem: str,
         bound: bool,
         connect: Callable[[], Connection] | None = None,
         idle: float = IDLE,
@@ -178,8 +153,9 @@ class Main:
         self._given = given
         self._notifier = notifier
         self._journal = journal
-        self._problem = problem
-        self._set_aside = store.set_aside
+        self.store = store
+        self._state = state
+        self._reopening: opening.Reopening | None = None
         self._bound = bound
         self._idle = idle
         self._loop = asyncio.get_running_loop()
@@ -187,7 +163,7 @@ class Main:
         self._reason = ""
         self._timer: asyncio.TimerHandle | None = None
         managers = Managers(connect or _scopes, self._unit_changed, journal)
-        registry = Registry(Limits(), Lifetimes(), lambda: os.urandom(6).hex(), loaded)
+        registry = Registry(Limits(), Lifetimes(), lambda: os.urandom(6).hex(), store.load())
         self.service = Service(
             registry,
             store,
@@ -199,7 +175,7 @@ class Main:
         )
         self._timers = Timers(self.service)
         self._again = reattach.Again(self.service)
-        self._requests = Requests(self.service, library, problem)
+        self._requests = Requests(self.service, library)
         self._door = Door(self._requests.answer, journal, self._changed)
 
     def _unit_changed(self, unit: str, active: str, sub: str, result: str) -> None:
@@ -211,15 +187,12 @@ class Main:
             self._loop.add_signal_handler(number, self.stop, number.name)
         self._notifier.attach(self._loop)
         self._notifier.start_watchdog(self._loop)
-        if not self._problem:
-            found = await reattach.reattach(self.service)
-            if self._set_aside is not None:
-                # What a damaged registry knew of may live: its files are not taken from it.
-                self._journal.emit(Event.WORKERS_SET_ASIDE, code=_DAMAGED)
+        found = reattach.Found(0, 0)
+        if isinstance(self.store, NoStore):
+            self._blinded(self.store)
+            self._reopening = opening.Reopening(self._state, self._opened, self._journal)
         else:
-            self.service.blind = True
-            found = reattach.Found(0, 0)
-            self._journal.emit(Event.WORKERS_REFUSED, code=self._problem)
+            found = await self._find_again()
         clock.CLOCK.stepped = self._clock_was_set
         self.service.managers.on_connect = self._prove_again
         self.service.on_change = self._changed
@@ -233,12 +206,46 @@ class Main:
             print("ready", flush=True)
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.freeze()
-        if not self._problem and self._set_aside is None:
-            # However long that takes, nobody waits for it.
-            self.service.spawn(reattach.sweep(self.service))
         self._changed()
         await self._ending.wait()
         await self._close()
+
+    async def _find_again(self) -> reattach.Found:
+        """Find the workers of the registry again. What takes long goes on: nobody does anything with such a one before.
+
+        What lies about is removed after that, and nobody waits for it.
+        """
+        finding = self.service.spawn(reattach.reattach(self.service))
+        await asyncio.wait({finding}, timeout=PROVING)
+        if self.store.set_aside is None:
+            self.service.spawn(self._sweep(finding))
+        else:
+            # What a damaged registry knew of may live: its files are not taken from it.
+            self._journal.emit(Event.WORKERS_SET_ASIDE, code=_DAMAGED)
+        return finding.result() if finding.done() else reattach.Found(len(self.service.running), 0)
+
+    async def _sweep(self, finding: asyncio.Task[reattach.Found]) -> None:
+        await asyncio.wait({finding})
+        await reattach.sweep(self.service)
+
+    def _blinded(self, store: NoStore) -> None:
+        """Tell why the registry cannot be used, where that was not told yet."""
+        before = self.service.unusable
+        self.service.unusable = store.error
+        if before is None or getattr(before, "reason", "") != store.error.reason:
+            self._journal.emit(Event.WORKERS_REFUSED, code=store.error.reason)
+
+    async def _opened(self, store: Store | NoStore) -> None:
+        """Go on with a registry that could not be used so far, if it can be now."""
+        if isinstance(store, NoStore):
+            self._blinded(store)
+        else:
+            self.store = self.service.store = store
+            self.service.registry.load(store.load())
+            self._journal.emit(Event.STORE_RECOVERED)
+            await self._find_again()
+            self.service.unusable = None
+        self._changed()
 
     def _prove_again(self) -> None:
         self.service.spawn(reattach.prove_again(self.service))
@@ -260,6 +267,8 @@ class Main:
         self._timers.close()
         self._again.close()
         self._disarm()
+        if self._reopening is not None:
+            await self._reopening.close()
         self._journal.emit(Event.WORKERS_STOPPING, reason=self._reason, live=len(self.service.registry.live()))
         await self.service.close(PATIENCE)
         await self._door.close()
@@ -280,7 +289,10 @@ class Main:
             self._timer = self._loop.call_later(self._idle, self._rest)
 
     def _nothing_to_do(self) -> bool:
-        return not (self.service.registry.live() or self._door.connections or self.service.busy)
+        service = self.service
+        # There may be workers that it cannot see for now.
+        blind = service.unusable is not None and recording.passing(service.unusable)
+        return not (service.registry.live() or self._door.connections or service.busy or service.owing or blind)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -295,11 +307,11 @@ class Main:
             self._changed()
 
     def _status(self) -> str:
-        if self._problem:
-            return f"degraded: the registry cannot be used ({self._problem})"
+        if self.service.unusable is not None:
+            return f"degraded: the registry cannot be used ({getattr(self.service.unusable, 'reason', '')})"
         live = len(self.service.registry.live())
         watched = f"watching {live} worker{'' if live == 1 else 's'}"
-        return watched if self._set_aside is None else f"{watched}; a damaged registry is set aside"
+        return watched if self.store.set_aside is None else f"{watched}; a damaged registry is set aside"
 
 
 def _scopes() -> Connection:

@@ -14,7 +14,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from agent_intercom.host import faults
 from agent_intercom.host.journal import Event, Journal
@@ -24,10 +24,11 @@ from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, 
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers, explained
 from agent_intercom.workers.provisioning import Order
+from agent_intercom.workers.recording import Keeper, Recording
 from agent_intercom.workers.records import Placed, Worker
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.spawning import Gated
-from agent_intercom.workers.terms import Caller, Changes
+from agent_intercom.workers.terms import Caller
 from agent_intercom.workers.watching import Watch
 
 FORGETTING: Final = frozenset({StopReason.REQUESTED, StopReason.PARENT, StopReason.RUN, StopReason.START_FAILED})
@@ -35,12 +36,6 @@ FORGETTING: Final = frozenset({StopReason.REQUESTED, StopReason.PARENT, StopReas
 
 _TOLD: Final = frozenset({"", StopReason.RUNTIME, StopReason.CHILDREN})
 """Why a worker of a run ended where nobody asked for it."""
-
-
-class Keeper(Protocol):
-    """What remembers: `store.Store`."""
-
-    def apply(self, changes: Changes) -> None: ...
 
 
 class Running(NamedTuple):
@@ -58,11 +53,8 @@ class Running(NamedTuple):
     dirty: list[bool]
 
 
-class Service:
-    """All managed workers of one user.
-
-    `launcher` is the program that becomes a worker. `on_change` is called after each change that was written down.
-    """
+class Service(Recording):
+    """All managed workers of one user. `launcher` is the program that becomes a worker."""
 
     def __init__(
         self,
@@ -75,75 +67,14 @@ class Service:
         state_dir: str,
         launcher: str,
     ) -> None:
-        self.registry = registry
+        super().__init__(registry, store, journal)
         self.managers = managers
-        self.journal = journal
         self.runtime_dir = runtime_dir
         self.state_dir = state_dir
         self.launcher = launcher
         self.running: dict[str, Running] = {}
-        self.blind = False
-        """Its registry cannot be used: that a worker is not in it says nothing."""
-        self.on_change: Callable[[], None] = lambda: None
-        self._store = store
-        self.behind = ""
-        """The code of what prevents that what has happened is written down, or empty."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    # Writing down.
-
-    def ready(self) -> None:
-        """Raise WorkerError `store_unusable` where what has happened could not be written down yet."""
-        if self.behind:
-            changes = self.registry.take()
-            try:
-                self._store.apply(changes)
-            except BaseException:
-                self.registry.keep(changes)
-                raise
-            self._written(changes)
-
-    def commit(self) -> None:
-        """Write down what a request has changed; where that fails nothing was changed, and the request is refused."""
-        changes = self.registry.take()
-        try:
-            self._store.apply(changes)
-        except BaseException:
-            # A fault of ours too: what is not stored was not made.
-            self.registry.revert(changes)
-            raise
-        self._written(changes)
-
-    def record(self) -> None:
-        """Write down what has happened; where that fails it is tried again with the next change."""
-        changes = self.registry.take()
-        try:
-            self._store.apply(changes)
-        except WorkerError as error:
-            self.registry.keep(changes)
-            if not self.behind:
-                self.journal.emit(Event.STORE_DEGRADED, code=error.code)
-            self.behind = str(error.code)
-            return
-        except BaseException:
-            self.registry.keep(changes)
-            raise
-        self._written(changes)
-
-    def _written(self, changes: Changes) -> None:
-        if self.behind:
-            self.behind = ""
-            self.journal.emit(Event.STORE_RECOVERED)
-        if changes:
-            turn, self._turn = self._turn, asyncio.get_running_loop().create_future()
-            turn.set_result(None)
-            self.on_change()
-
-    async def change(self) -> None:
-        """Wait for the next change of any worker."""
-        await asyncio.shield(self._turn)
 
     # Tasks.
 
@@ -184,6 +115,7 @@ class Service:
             running.watch.close()
             await running.watch.closed()
         self.running.clear()
+        self.stop_recording()
         await self.managers.close()
 
     # Starting.

@@ -47,7 +47,7 @@ class Stray(NamedTuple):
 
 async def find(service: Service) -> list[Stray]:
     """All of them, by name. Raises WorkerError where nobody can tell: `manager_unreachable`, `store_unusable`."""
-    if service.blind:
+    if service.unusable is not None:
         raise WorkerError(Code.STORE, "the registry of workers cannot be used", "store")
     async with explained(Code.MANAGER_UNREACHABLE, "the scope units of workers cannot be listed"):
         states = await (await service.managers.scopes()).states(PATTERN)

@@ -30,6 +30,10 @@ class Table:
         self._limits = limits
         self._lifetimes = lifetimes
         self._identify = identify
+        self.load(loaded)
+
+    def load(self, loaded: Loaded) -> None:
+        """Know what is stored, and nothing else."""
         self._rows = {worker.id: worker for worker in loaded.workers}
         self._generations = {row.worker: row.generation for row in loaded.generations}
         self._incarnations = {row.incarnation: row.worker for row in loaded.incarnations}

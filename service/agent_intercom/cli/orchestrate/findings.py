@@ -69,7 +69,7 @@ class Systemd(NamedTuple):
     `freezer` whether what is in a control group can be paused, `controllers` which of them the manager has (`kernel`:
     and the kernel; both None where that cannot be seen), `oom_policy` whether scope units have OOMPolicy=. `strays` is
     how many workers live that the worker service does not know of, `unwritten` the code of what prevents it
-    from writing down what happens.
+    from writing down what happens, `unusable` why it cannot even read what there is.
     """
 
     problem: str = ""
@@ -87,6 +87,7 @@ class Systemd(NamedTuple):
     oom_policy: bool | None = None
     strays: int = 0
     unwritten: str = ""
+    unusable: str = ""
 
     @property
     def reachable(self) -> bool:
@@ -192,7 +193,8 @@ def _known(manager: Manager, states: Sequence[UnitState], runtime_dir: str) -> d
             health = client.request("health", {}, timeout=CALL_TIMEOUT)
     except WorkerError:
         return {}
-    return {"strays": int(health.get("strays") or 0), "unwritten": str(health.get("store") or "")}
+    told = {name: str(health.get(key) or "") for name, key in (("unwritten", "store"), ("unusable", "unusable"))}
+    return {"strays": int(health.get("strays") or 0), **told}
 
 
 def silent_manager() -> Systemd:
@@ -285,7 +287,11 @@ def workers(found: Systemd) -> Iterator[Check]:
     else:
         up = "runs" if states.get(SERVICE_UNIT) == "active" else "is started by whoever connects"
         yield Check("worker-service", "ok", f"{SOCKET_UNIT} listens, and the service {up}")
-    if found.unwritten:
+    if found.unusable:
+        text = f"the registry cannot be used ({found.unusable}): no worker is started, shown or stopped; they go on"
+        hint = "put that right: the worker service looks again every few seconds ($XDG_STATE_HOME/agent-intercom)"
+        yield Check("worker-registry", "fail", text, hint)
+    elif found.unwritten:
         text = f"the registry cannot be written ({found.unwritten}): workers go on and can be stopped, none is started"
         hint = "make room in, or mend, the state directory ($XDG_STATE_HOME/agent-intercom): nothing else is needed"
         yield Check("worker-registry", "fail", text, hint)

@@ -194,7 +194,9 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
     manager = f"systemd {data['systemd']}" if data["systemd"] else "no service manager answers it"
     yield f"worker service: version {data['version']}, {data['live']} live, {manager}"
     yield f"the kernel can enforce: {confined}"
-    if code := data.get("store"):
+    if why := data.get("unusable"):
+        yield f"its registry cannot be used ({words(why)}): no worker is started, shown or stopped; they go on"
+    elif code := data.get("store"):
         yield f"its registry cannot be written ({words(code)}): workers go on and can be stopped, none can be started"
     for name in data.get("lacking") or []:
         yield f"this systemd knows no {name}= for scope units: {_LACKING.get(name, 'workers are without it')}"

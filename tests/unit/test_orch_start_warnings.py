@@ -86,6 +86,28 @@ def test_of_a_program_that_would_not_find_orchestrate(home: Home, monkeypatch: p
     assert prepared(*TASK, *command).environment["PATH"] == os.environ["PATH"]
 
 
+def test_of_programs_for_which_the_project_cannot_be_copied(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(role: str) -> tuple[str, ...]:
+        return ("--harness", f"{role}=command", "--worker-command", f"{role}=/bin/true", "--skip-model-check")
+
+    commands = home.root / "commands"
+    commands.mkdir()
+    for name in ("orchestrate", "git", "pi"):
+        (commands / name).write_text("#!/bin/sh\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands))
+    assert warned(home, *command("reviewer")) == []
+    (home.project / ".git").rmdir()
+    assert not any("copy" in text for text in warned(home, *command("reviewer")))
+    (home.project / ".git").mkdir()
+    (commands / "git").unlink()
+    assert warned(home, *command("implementer")) == []
+    expected = "these programs get no copy of the project and do not start: reviewer: git is not installed"
+    assert [text.split(",")[0] for text in warned(home, *command("reviewer"))] == [expected]
+    root = warned(home, *command("reviewer"), "--project", "/")
+    assert "the root of all files" in root[-1]
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("ext4", 1), ("ramfs", 0), (None, 0)])
 def test_of_keys_on_a_disk(home: Home, monkeypatch: pytest.MonkeyPatch, kind: str | None, expected: int) -> None:
     monkeypatch.setattr(starting, "file_system", lambda directory: kind if directory == str(home.runtime) else "")

@@ -101,12 +101,27 @@ def _warnings(prepared: Prepared) -> Iterator[str]:
     programs = [role for role, worker in prepared.workers.items() if worker.command]
     if programs and not finds_command(prepared.environment):
         yield f"no directory of PATH has `orchestrate`, by which a program reports: {', '.join(programs)}"
+    if why := _no_copy(prepared, copied := [role for role in programs if _reads_only(prepared, role)]):
+        yield f"these programs get no copy of the project and do not start: {', '.join(copied)}: {why}"
     if lacks := _lacking(prepared):
         yield f"limits of its workers are not enforced: {limiting.lacking(lacks)} (`orchestrate doctor`)"
     directory = runtime.runtime_dir(os.environ)
     kind = file_system(directory)
     if kind is not None and kind not in MEMORY_FILE_SYSTEMS:
         yield f"XDG_RUNTIME_DIR is on {kind}: the keys in the environment of the run are written to a disk"
+
+
+def _reads_only(prepared: Prepared, role: str) -> bool:
+    return role != IMPLEMENTER and prepared.workers[role].confined
+
+
+def _no_copy(prepared: Prepared, roles: Sequence[str]) -> str | None:
+    """Why no copy of the project can be made for programs of `roles`; None where one may be, and where none is made."""
+    if not roles:
+        return None
+    from agent_intercom.workers import checkout
+
+    return checkout.hopeless(prepared.spec.project, prepared.environment.get("PATH", os.defpath))
 
 
 def _lacking(prepared: Prepared) -> tuple[str, ...]:

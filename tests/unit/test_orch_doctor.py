@@ -67,6 +67,7 @@ def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr(findings, "ask_manager", lambda runtime_dir: well(home))
     monkeypatch.setattr(findings, "file_system", lambda directory: "tmpfs")
     monkeypatch.setattr(confinement, "abi", lambda: 7)
+    monkeypatch.setattr(confinement, "filters", lambda: True)
     return home
 
 

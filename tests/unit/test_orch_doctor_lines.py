@@ -75,15 +75,24 @@ def test_a_worker_that_is_paused(machine: Home, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("abi", "state", "words"), [(0, "warn", "no Landlock"), (1, "warn", "but-truncation"), (7, "ok", "files-read-only")]
+    ("abi", "filters", "state", "words"),
+    [
+        (0, True, "warn", "no Landlock"),
+        (1, True, "warn", "but-truncation"),
+        (7, True, "ok", "files-read-only, mounts-off, tracing-own, no-new-privileges, calls-filtered, network-off"),
+        (7, False, "warn", "tcp-off"),
+    ],
 )
 def test_what_the_kernel_enforces(
-    machine: Home, monkeypatch: pytest.MonkeyPatch, abi: int, state: str, words: str
+    machine: Home, monkeypatch: pytest.MonkeyPatch, abi: int, filters: bool, state: str, words: str
 ) -> None:
     monkeypatch.setattr(confinement, "abi", lambda: abi)
+    monkeypatch.setattr(confinement, "filters", lambda: filters)
     told = checks(machine)["confinement"]
     assert told[0] == state and words in told[1]
-    assert machine.json("doctor").data["confinement"]["landlock_abi"] == abi
+    assert ("libseccomp.so.2" in told[2]) == (abi > 0 and not filters)
+    found = machine.json("doctor").data["confinement"]
+    assert (found["landlock_abi"], found["filters"]) == (abi, filters)
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,9 @@ def test_what_workers_may_do_and_use(home: Home) -> None:
     }
     data = dry(home, "--with-probe")["workers"]
     assert data["implementer"]["writable"] == [str(home.project)] and data["reviewer"]["writable"] == ["/"]
-    assert "tcp-off" in data["probe"]["enforced"]
+    assert "network-off" in data["probe"]["enforced"]
     told = home.call("start", *TASK, "--with-probe", "--dry-run").out
-    assert (
-        f"probe: may write {place} and its scratch directory, and may not use TCP; the kernel enforces: files" in told
-    )
+    assert f"probe: may write {place} and its scratch directory, and may not use the network; the kernel enf" in told
     assert "reads, unconfined" in told and f"implementer: may write {home.project} and its scratch directory" in told
 
 

@@ -12,104 +12,20 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent_intercom.workers import confinement
+from agent_intercom.workers.confinement import Means
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Confinement
-
-SERVICE = Path(__file__).resolve().parents[2] / "service"
-ABI = confinement.abi()
-
-PREAMBLE = """
-import contextlib, ctypes, errno, json, os, signal, socket, subprocess, sys
-given = json.loads(sys.argv[1])
-sys.path.insert(0, given["service"])
-project, scratch, home, granted = (given[name] for name in ("project", "scratch", "home", "granted"))
-results = {}
-kept = os.open(project + "/file", os.O_PATH)
-from agent_intercom.workers import confinement
-from agent_intercom.workers.spec import Confinement
-libc = ctypes.CDLL(None, use_errno=True)
-if not given["capable"]:
-    # Workers are ordinary users' processes: root's capabilities would hide what those can, and show what they cannot.
-    assert libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
-confinement.apply(Confinement(given["writable"], given["network"]), scratch)
-
-def attempt(name, what):
-    try:
-        result = what()
-    except OSError as error:
-        results[name] = errno.errorcode[error.errno]
-    else:
-        results[name] = "done"
-        return result
-
-def checked(result):
-    if result < 0:
-        raise OSError(ctypes.get_errno(), "")
-
-def write(name, flags=os.O_WRONLY):
-    descriptor = os.open(name, flags, 0o600)
-    try:
-        os.write(descriptor, b"x")
-    finally:
-        os.close(descriptor)
-"""
-
-
-class Place:
-    """A project, a home, a granted directory and a scratch directory, and processes that may write in two of them."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.project, self.home, self.granted, self.scratch = (
-            root / name for name in ("project", "home", "granted", "scratch")
-        )
-        for directory in (self.project, self.home, self.granted, self.scratch):
-            directory.mkdir()
-        (self.project / "file").write_text("content")
-        (self.project / "empty").mkdir()
-
-    def run(
-        self, body: str, *, network: bool = True, writable: Sequence[Path] | None = None, **more: Any
-    ) -> dict[str, str]:
-        """What became of each attempt of `body`, by its name: `done` or the name of an error."""
-        given = {
-            "service": str(SERVICE),
-            **{name: str(getattr(self, name)) for name in ("project", "home", "granted", "scratch")},
-            "writable": [str(each) for each in ([self.granted] if writable is None else writable)],
-            "network": network,
-            "capable": False,
-            **more,
-        }
-        code = PREAMBLE + textwrap.dedent(body) + "\nprint(json.dumps(results))\n"
-        done = subprocess.run(
-            [sys.executable, "-IBS", "-c", code, json.dumps(given)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        found: dict[str, str] = json.loads(done.stdout)
-        return found
-
-    def contents(self) -> dict[str, tuple[int, bytes | None]]:
-        """Every file of the project and the home, with its mode and content."""
-        return {
-            str(each): (each.lstat().st_mode, each.read_bytes() if each.is_file() else None)
-            for top in (self.project, self.home)
-            for each in sorted(top.rglob("*"))
-        }
+from tests.unit.confinedstage import PREAMBLE, SERVICE, Place, needs
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-def needs(abi: int) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(abi > ABI, reason=f"the kernel's Landlock has ABI {ABI}, this takes {abi}")
 
 
 @needs(3)
@@ -384,23 +300,6 @@ def test_abstract_sockets_outside_are_out_of_reach_and_others_are_not(place: Pla
     assert results == {"outside": "EPERM", "own": "done", "by path": "done"}
 
 
-@needs(4)
-@pytest.mark.parametrize("network", [True, False])
-def test_tcp_is_as_it_was_asked_for(place: Place, network: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        results = place.run(
-            """
-            attempt("connect", lambda: socket.create_connection(("127.0.0.1", given["port"])).close())
-            attempt("listen", lambda: socket.create_server(("127.0.0.1", 0)).close())
-            attempt("datagram", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).bind(("127.0.0.1", 0)))
-            """,
-            network=network,
-            port=server.getsockname()[1],
-        )
-    answer = "done" if network else "EACCES"
-    assert results == {"connect": answer, "listen": answer, "datagram": "done"}
-
-
 @needs(1)
 def test_what_landlock_does_not_cover_is_what_the_documents_say(place: Place) -> None:
     """chmod and its like change what is told of a file, not what is in it: docs/security.md names them."""
@@ -483,27 +382,35 @@ def test_links_are_resolved_when_a_request_is_accepted(place: Place) -> None:
 
 
 FILES = ("files-read-only", "mounts-off", "tracing-own", "no-new-privileges")
+TRUNCATED = ("files-read-only-but-truncation", *FILES[1:])
+OWN = ("devices-guarded", "signals-own", "abstract-sockets-own")
 
 
 @pytest.mark.parametrize(
-    ("abi", "words"),
+    ("abi", "filters", "words"),
     [
-        (0, ("nothing",)),
-        (1, ("files-read-only-but-truncation", *FILES[1:])),
-        (2, ("files-read-only-but-truncation", *FILES[1:])),
-        (3, FILES),
-        (4, (*FILES, "tcp-off")),
-        (5, (*FILES, "tcp-off", "devices-guarded")),
-        (6, (*FILES, "tcp-off", "devices-guarded", "signals-own", "abstract-sockets-own")),
-        (9, (*FILES, "tcp-off", "devices-guarded", "signals-own", "abstract-sockets-own")),
+        (0, False, ("nothing",)),
+        (0, True, ("nothing",)),
+        (1, False, TRUNCATED),
+        (2, False, TRUNCATED),
+        (2, True, (*TRUNCATED, "calls-filtered", "network-off")),
+        (3, False, FILES),
+        (4, False, (*FILES, "tcp-off")),
+        (4, True, (*FILES, "calls-filtered", "network-off")),
+        (5, False, (*FILES, "tcp-off", OWN[0])),
+        (6, False, (*FILES, "tcp-off", *OWN)),
+        (6, True, (*FILES, "calls-filtered", "network-off", *OWN)),
+        (9, True, (*FILES, "calls-filtered", "network-off", *OWN)),
     ],
 )
-def test_words_say_what_a_kernel_enforces(abi: int, words: tuple[str, ...]) -> None:
-    assert confinement.plan(Confinement([], network=False), abi) == words
-    assert confinement.plan(Confinement([]), abi) == tuple(word for word in words if word != "tcp-off")
+def test_words_say_what_a_kernel_enforces(abi: int, filters: bool, words: tuple[str, ...]) -> None:
+    found = Means(abi, filters)
+    assert confinement.plan(Confinement([], network=False), found) == words
+    offline = {"tcp-off", "network-off"}
+    assert confinement.plan(Confinement([]), found) == tuple(word for word in words if word not in offline)
     everywhere = tuple(word for word in words if not word.startswith("files-"))
-    assert confinement.plan(Confinement(["/"], network=False), abi) == everywhere
-    assert confinement.plan(None, abi) == ("nothing",)
+    assert confinement.plan(Confinement(["/"], network=False), found) == everywhere
+    assert confinement.plan(None, found) == ("nothing",)
 
 
 @needs(4)
@@ -521,12 +428,15 @@ def test_a_worker_may_write_everywhere_without_network(place: Place) -> None:
 
 
 def test_what_is_required_and_cannot_be_is_refused() -> None:
-    confinement.check(Confinement([], required=False, network=False), 0)
-    confinement.check(Confinement([]), 1)
-    confinement.check(Confinement([], network=False), 4)
-    for asked, abi, field in ((Confinement([]), 0, "required"), (Confinement([], network=False), 3, "network")):
+    confinement.check(Confinement([], required=False, network=False), Means(0, False))
+    confinement.check(Confinement([]), Means(1, False))
+    confinement.check(Confinement([], network=False), Means(1, True))
+    for asked, found, field in (
+        (Confinement([]), Means(0, True), "required"),
+        (Confinement([], network=False), Means(7, False), "network"),
+    ):
         with pytest.raises(WorkerError) as caught:
-            confinement.check(asked, abi)
+            confinement.check(asked, found)
         assert (caught.value.code, caught.value.field) == (Code.CONFINEMENT_UNAVAILABLE, field)
 
 

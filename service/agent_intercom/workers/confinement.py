@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Iterable
 from os import path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
@@ -27,6 +27,8 @@ FILES: Final = "files-read-only"
 FILES_BUT_TRUNCATION: Final = "files-read-only-but-truncation"
 MOUNTS: Final = "mounts-off"
 TRACING: Final = "tracing-own"
+CALLS: Final = "calls-filtered"
+NETWORK: Final = "network-off"
 TCP: Final = "tcp-off"
 DEVICES: Final = "devices-guarded"
 SIGNALS: Final = "signals-own"
@@ -34,7 +36,8 @@ ABSTRACT_SOCKETS: Final = "abstract-sockets-own"
 """Words of what is enforced. `own`: it reaches the worker's own processes and no others."""
 
 # The pseudo-terminals are those of everybody: a terminal that is made afterwards cannot be told from others by a rule.
-# Shared memory is, too: without it there is no semaphore, so no pool of processes, and browsers do not start.
+# Shared memory is, too: without it there is no semaphore, so no pool of processes, and browsers do not start. What is
+# granted there is granted at every depth, because a rule cannot say less: docs/security.md warns of it.
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts")
 _SHARED_MEMORY: Final = "/dev/shm"
 
@@ -46,18 +49,40 @@ def abi() -> int:
     return landlock.abi()
 
 
-def plan(confinement: Confinement | None, abi: int) -> tuple[str, ...]:
-    """The words of what a kernel with this ABI enforces; `nothing` for a worker that is not confined.
+class Means(NamedTuple):
+    """What a machine has to confine a worker with: the ABI of its Landlock, and whether it filters system calls."""
 
-    A worker that may write everywhere (`/` is one of `writable`) is without the word of files.
+    abi: int
+    filters: bool
+
+
+def means() -> Means:
+    """What this machine has."""
+    return Means(abi(), filters())
+
+
+def filters() -> bool:
+    """Whether this machine can filter system calls: it has libseccomp, and a kernel that takes filters."""
+    from agent_intercom.workers import seccomp
+
+    return seccomp.available()
+
+
+def plan(confinement: Confinement | None, found: Means) -> tuple[str, ...]:
+    """The words of what is enforced where there is what was `found`; `nothing` for a worker that is not confined.
+
+    A worker that may write everywhere (`/` is one of `writable`) is without the word of files. Without Landlock there
+    is no filter either: who can trace processes of the same user has them do what a filter refuses.
     """
+    abi, filters = found
     if confinement is None or abi < 1:
         return (NOTHING,)
     files = FILES if abi >= 3 else FILES_BUT_TRUNCATION
-    everywhere = any(path.normpath(name).strip("/") == "" for name in confinement.writable)
-    words = [*([] if everywhere else [files]), MOUNTS, TRACING, NO_NEW_PRIVILEGES]
-    if not confinement.network and abi >= 4:
-        words.append(TCP)
+    words = [*([] if _everywhere(confinement) else [files]), MOUNTS, TRACING, NO_NEW_PRIVILEGES]
+    if filters:
+        words.append(CALLS)
+    if not confinement.network and (filters or abi >= 4):
+        words.append(NETWORK if filters else TCP)
     if abi >= 5:
         words.append(DEVICES)
     if abi >= 6:
@@ -65,14 +90,18 @@ def plan(confinement: Confinement | None, abi: int) -> tuple[str, ...]:
     return tuple(words)
 
 
-def check(confinement: Confinement, abi: int) -> None:
-    """Raise WorkerError `confinement_unavailable` where a kernel with this ABI cannot do what is required."""
+def check(confinement: Confinement, found: Means) -> None:
+    """Raise WorkerError `confinement_unavailable` where what is required cannot be done with what was `found`.
+
+    Required are Landlock and, for a worker without network, the filter: Landlock's rules for TCP leave ways round. What
+    else the filter is for is not, as a kernel is enough that cannot refuse truncation: the words tell of both.
+    """
     if not confinement.required:
         return
-    if abi < 1:
+    if found.abi < 1:
         raise WorkerError(Code.CONFINEMENT_UNAVAILABLE, "the kernel has no Landlock, or it is switched off", "required")
-    if not confinement.network and abi < 4:
-        text = f"the kernel cannot refuse TCP: its Landlock has ABI {abi}, and that takes 4"
+    if not confinement.network and not found.filters:
+        text = "the network cannot be refused: libseccomp.so.2 is not there, or the kernel takes no filter (seccomp)"
         raise WorkerError(Code.CONFINEMENT_UNAVAILABLE, text, "network")
 
 
@@ -106,15 +135,15 @@ def apply(confinement: Confinement, scratch: str) -> None:
     WorkerError `invalid_request` for one that is not (field `writable` or `scratch`), `confinement_unavailable` where
     the kernel cannot do what is required. After an error the process may be confined in part: it has to end.
     """
-    from agent_intercom.workers import landlock
+    from agent_intercom.workers import landlock, seccomp
 
-    found = landlock.abi()
+    found = means()
     check(confinement, found)
     try:
         landlock.no_new_privileges()
-        if found < landlock.FILES_ABI:
+        if found.abi < landlock.FILES_ABI:
             return
-        rules = landlock.Ruleset(found, tcp=not confinement.network)
+        rules = landlock.Ruleset(found.abi, tcp=not confinement.network)
         try:
             for number, name in enumerate(confinement.writable, 1):
                 _allow(rules, _directory(name, "writable", f"entry {number} of writable"), landlock.DIRECTORY)
@@ -124,9 +153,15 @@ def apply(confinement: Confinement, scratch: str) -> None:
             rules.enforce()
         finally:
             rules.close()
+        if found.filters:
+            seccomp.apply(seccomp.rules(network=confinement.network, files=_everywhere(confinement)))
     except OSError as error:
         text = f"the kernel refused to confine the worker ({errno.errorcode.get(error.errno or 0, 'unknown')})"
         raise WorkerError(Code.CONFINEMENT_UNAVAILABLE, text) from error
+
+
+def _everywhere(confinement: Confinement) -> bool:
+    return any(path.normpath(name).strip("/") == "" for name in confinement.writable)
 
 
 def _allow(rules: landlock.Ruleset, descriptor: int, rights: int) -> None:

@@ -149,7 +149,7 @@ class Looking:
             # Directories of workers that have ended, which could not be removed.
             "left": None if caller.worker is not None else len(await left_behind(self._service, unknown)),
             "set_aside": self._set_aside(caller),
-            "confinement": list(confinement.plan(Confinement((), False), confinement.abi())),
+            "confinement": list(confinement.plan(Confinement((), False), confinement.means())),
         }
 
     def _set_aside(self, caller: Caller) -> str | None:

@@ -83,7 +83,7 @@ def plausible(place: Place) -> None:
         raise WorkerError(Code.INVALID, "an argument has a character that none can have", "command")
     limits = confined(place)
     if limits is not None:
-        confinement.check(limits, confinement.abi())
+        confinement.check(limits, confinement.means())
     elif not place.network:
         raise WorkerError(Code.INVALID, "only a worker that may not write everywhere can be without network", "network")
     for name, value in (
@@ -144,7 +144,7 @@ def admit(limits: Confinement | None) -> None:
     """
     if limits is None:
         return
-    confinement.check(limits, confinement.abi())
+    confinement.check(limits, confinement.means())
     if set(confinement.settled(limits).writable) != set(limits.writable):
         text = "a directory that it may write is behind a link that was not there when the run was started"
         raise WorkerError(Code.INVALID, text, "writable")
@@ -273,7 +273,7 @@ def of_role(worker: Worker, runtime_dir: str, library: str) -> Order:
 
 def enforced(limits: Confinement | None) -> tuple[str, ...]:
     """The words of what the kernel enforces; none for a worker that is not confined."""
-    return () if limits is None else confinement.plan(limits, confinement.abi())
+    return () if limits is None else confinement.plan(limits, confinement.means())
 
 
 def _below(name: str, directory: str) -> bool:

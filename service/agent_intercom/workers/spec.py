@@ -16,8 +16,8 @@ class Confinement(NamedTuple):
     """What a worker may not do, for the kernel to see to.
 
     Everything is readable, and of files only `writable`, the scratch directory and devices such as /dev/null may be
-    changed; `network` is whether it may connect to and listen on TCP ports. `required`: do not begin where the kernel
-    cannot enforce that no file is changed.
+    changed; `network` is whether it may have sockets that lead out of the machine, or to itself by TCP or UDP.
+    `required`: do not begin where the kernel cannot enforce that no file is changed, and that no such socket is made.
     """
 
     writable: Sequence[str]

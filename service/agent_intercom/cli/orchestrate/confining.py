@@ -34,8 +34,9 @@ def result(workers: Mapping[str, WorkerPlace], project: str) -> JsonObject:
 
 def machine() -> JsonObject:
     """What this kernel could enforce of a confined worker without network."""
-    abi = confinement.abi()
-    return {"landlock_abi": abi, "enforced": list(confinement.plan(Confinement((), False), abi))}
+    found = confinement.means()
+    words = confinement.plan(Confinement((), False), found)
+    return {"landlock_abi": found.abi, "filters": found.filters, "enforced": list(words)}
 
 
 def lines(workers: Mapping[str, WorkerPlace], project: str) -> Iterator[str]:
@@ -51,7 +52,7 @@ def lines(workers: Mapping[str, WorkerPlace], project: str) -> Iterator[str]:
 
 def enforced(worker: WorkerPlace, role: str, project: str) -> tuple[str, ...]:
     """The words of what the kernel of this machine enforces of a worker."""
-    return confinement.plan(harness.confinement(worker, role, project), confinement.abi())
+    return confinement.plan(harness.confinement(worker, role, project), confinement.means())
 
 
 def _writable(worker: WorkerPlace, role: str, project: str) -> list[str]:
@@ -67,5 +68,5 @@ def _told(worker: WorkerPlace, role: str, project: str) -> str:
     else:
         places = ", ".join(_writable(worker, role, project))
         may = f"may write {places} and its scratch directory" if places else "may write its scratch directory only"
-    network = "" if worker.network else ", and may not use TCP"
+    network = "" if worker.network else ", and may not use the network"
     return f"{may}{network}; the kernel enforces: {words}"

@@ -261,18 +261,23 @@ def units(found: Systemd) -> Iterator[Check]:
         yield Check("units", "ok", "the units of runs are installed and loaded")
 
 
+def _confinement(means: confinement.Means) -> Check:
+    words = ", ".join(confinement.plan(Confinement((), False), means))
+    if means.abi < 1:
+        text = "the kernel has no Landlock, or it is switched off: roles that may not write are kept from it by nobody"
+        return Check("confinement", "warn", text, "Linux 5.13 or newer, with landlock in /sys/kernel/security/lsm")
+    text = f"Landlock with ABI {means.abi}; of a confined worker without network the kernel enforces: {words}"
+    hints = []
+    if means.abi < _WHOLE_ABI:
+        hints.append("a newer kernel (6.2) also refuses to truncate files")
+    if not means.filters:
+        hints.append("system calls are filtered where libseccomp.so.2 is installed and the kernel has seccomp")
+    return Check("confinement", "warn" if hints else "ok", text, "; ".join(hints))
+
+
 def workers(found: Systemd) -> Iterator[Check]:
     """What the kernel keeps workers from, whether they can be paused, and how the service is that starts them."""
-    abi = confinement.abi()
-    words = ", ".join(confinement.plan(Confinement((), False), abi))
-    if abi < 1:
-        text = "the kernel has no Landlock, or it is switched off: roles that may not write are kept from it by nobody"
-        yield Check("confinement", "warn", text, "Linux 5.13 or newer, with landlock in /sys/kernel/security/lsm")
-    else:
-        text = f"Landlock with ABI {abi}; of a confined worker without network the kernel enforces: {words}"
-        old = abi < _WHOLE_ABI
-        hint = "a newer kernel (6.2) also refuses to truncate files" if old else ""
-        yield Check("confinement", "warn" if old else "ok", text, hint)
+    yield _confinement(confinement.means())
     if not found.reachable or found.units.get(SERVICE_UNIT) is None:
         return
     yield from _limits(found)

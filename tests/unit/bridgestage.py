@@ -29,6 +29,7 @@ class Stage:
         self.active: str | None = None
         self.deliveries: dict[str, str] = {}
         """The delivery of each assignment that the broker has sent last."""
+        self.kinds: dict[str, str] = {}
         self.acked: set[str] = set()
         self.received: set[str] = set()
         self.accepted: dict[str, dict[str, Any]] = {}
@@ -190,11 +191,12 @@ class Stage:
         self.active, self.state = None, "idle"
         return "accepted"
 
-    def assign(self, lost: bool = False) -> str:
+    def assign(self, lost: bool = False, kind: str = "implementation") -> str:
         """Make an assignment. `lost`: the connection ends before it arrives."""
         assert self.greeted and self.active is None
         self.active = self.id()
         self.deliveries[self.active] = self.id()
+        self.kinds[self.active] = kind
         if not lost:
             self.send(self.active)
         return self.active
@@ -215,7 +217,7 @@ class Stage:
             id=delivery,
             assignment_id=assignment,
             round=1,
-            kind="implementation",
+            kind=self.kinds[assignment],
             content=content,
             trigger=True,
         )

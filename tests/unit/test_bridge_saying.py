@@ -187,3 +187,32 @@ def test_a_broker_that_takes_the_greeting_and_nothing_more_is_asked_less_and_les
     before = made.now
     made.tick()
     assert made.now - before == 100
+
+
+def test_a_second_report_on_a_plan_is_a_plan_and_a_duplicate_whatever_came_meanwhile() -> None:
+    made, steps = Stage(), {"intended_changes": ["It reads."]}
+    made.settle()
+    first = made.assign(kind="plan")
+    made.settle()
+    made.report(members=steps)
+    # It waits for its answer, and the next assignment is here before that.
+    made.active, active = None, made.active
+    second = made.assign()
+    made.active = active
+    while made.request is not None:
+        made.answer()
+    made.active = second
+    made.crash()
+    made.settle()
+    for members in (steps, {}, {**steps, "kind": "plan"}):
+        ticket = made.report(first, members=members)
+        made.settle()
+        assert made.replies[ticket] == {"ok": True, "status": "duplicate", "assignment_id": first}
+        assert made.requests[-1].keys["report"]["kind"] == "plan"
+    refused = made.report(second, members=steps)
+    assert made.replies[refused]["code"] == "invalid_protocol"
+    made.report(second)
+    made.settle()
+    again = made.report(second)
+    made.settle()
+    assert made.replies[again]["status"] == "duplicate" and made.kept().plans == [first]

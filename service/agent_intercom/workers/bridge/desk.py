@@ -66,7 +66,7 @@ class Desk:
             self.refuse(event.ticket, Code.CONFLICT, _NONE_OPEN if about is None else _NOT_OPEN)
             return
         try:
-            body = self._body(event.report, open_work)
+            body = self._body(event.report, about, open_work)
             if event.usage is not None and open_work is not None and running:
                 self._spend(event.usage)
         except Refusal as refusal:
@@ -185,16 +185,19 @@ class Desk:
     def _note(self, ticket: int | None, why: str) -> None:
         self.answer(ticket, {"ok": True, "status": "noted", "text": why})
 
-    def _body(self, report: object, work: Work | None) -> dict[str, Any]:
+    def _body(self, report: object, about: str, work: Work | None) -> dict[str, Any]:
         """The report as it is to be sent. What the broker would refuse is refused here, where the connection stays."""
         if not isinstance(report, dict):
             raise Refusal(Code.INVALID_PROTOCOL, "Report must be an object", "report")
-        # Of an assignment that is over nobody knows the kind any more, and the first report on it counts.
-        said = report.get("kind")
-        kind = work.kind if work else said if said == Kind.PLAN else contract.report_kind(self.memory.role)
+        kind = work.kind if work else self._kind_of_done(about, report.get("kind"))
         body = fields.complete(report, self.memory.role, kind)
         reports.accept(self.memory.role, body)
         return body
+
+    def _kind_of_done(self, about: str, said: object) -> str:
+        """The kind of an assignment that is over. Its first report counts, so that what is `said` does no harm."""
+        planned = about in self.memory.plans or said == Kind.PLAN
+        return Kind.PLAN if planned else contract.report_kind(self.memory.role)
 
     def _spend(self, usage: object) -> None:
         if not isinstance(usage, dict):

@@ -58,7 +58,8 @@ class Kept(msgspec.Struct):
 class Memory(msgspec.Struct):
     """All of it. `seen` are ids of deliveries, `done` ids of assignments that were reported, both oldest first.
 
-    `dropped` counts messages that are too old to be kept, `numbered` all that have come.
+    `plans` are those of `done` whose report is a plan. `dropped` counts messages that are too old to be kept,
+    `numbered` all that have come.
     """
 
     role: str
@@ -72,6 +73,7 @@ class Memory(msgspec.Struct):
     seen: list[str] = []
     work: Work | None = None
     done: list[str] = []
+    plans: list[str] = []
     report: Kept | None = None
     spending: Spending = msgspec.field(default_factory=Spending)
 
@@ -102,6 +104,10 @@ class Memory(msgspec.Struct):
         """An assignment is over."""
         if assignment_id not in self.done:
             self.done = [*self.done[-_MAX_DONE + 1 :], assignment_id]
+            # The next assignment may have come meanwhile.
+            kept = self.report
+            planned = kept is not None and kept.assignment_id == assignment_id and kept.report.get("kind") == Kind.PLAN
+            self.plans = [each for each in self.done if each in self.plans or (planned and each == assignment_id)]
         self.report = None
         if self.work is not None and self.work.assignment_id == assignment_id:
             self.work = None

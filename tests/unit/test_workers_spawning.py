@@ -151,6 +151,24 @@ def test_a_launcher_that_was_killed_says_so_by_saying_nothing(stage: Stage) -> N
     with_gated(stage, body)
 
 
+def test_of_one_that_had_all_and_said_nothing_it_is_not_claimed_that_nothing_began(stage: Stage) -> None:
+    """A command that kills its shim does so before that can say anything."""
+    program = stage.script("silent-launcher", "#!/bin/sh\ncat > /dev/null\nkill -9 $$\n")
+
+    async def run() -> None:
+        gated = await spawning.spawn(program)
+        try:
+            with pytest.raises(WorkerError) as caught:
+                await gated.release(stage.launch("/bin/true"))
+            assert (caught.value.code, caught.value.field) == (Code.START_FAILED, "command")
+            assert caught.value.text == "the launcher ended and said nothing: the command may have begun"
+        finally:
+            gated.abandon()
+            assert await asyncio.wait_for(gated.ended(), PATIENCE) == (None, signal.SIGKILL)
+
+    asyncio.run(run())
+
+
 def test_one_that_does_not_begin_in_time_is_given_up(stage: Stage) -> None:
     async def body(gated: spawning.Gated) -> None:
         os.kill(gated.pid, signal.SIGSTOP)

@@ -23,6 +23,8 @@ from agent_intercom.workers.spec import Launch
 
 _REPORT_LIMIT: Final = 4096
 _LAUNCH_LIMIT: Final = 0xFFFF_FFFF
+_NOT_BEGUN: Final = "the launcher ended before the command began"
+_MAY_HAVE_BEGUN: Final = "the launcher ended and said nothing: the command may have begun"
 _CODES: Final = frozenset(code.value for code in Code)
 
 
@@ -46,20 +48,24 @@ class Gated:
 
         Raises WorkerError with the launcher's code and reason, `start_failed` where it ended without any or took too
         long, `invalid_request` for what no command can be given, of which it is told nothing. Where this is cancelled
-        or takes too long the command may run: stop the scope unit.
+        or takes too long the command may run, and where the launcher ended without a word it may have begun, and ended
+        the launcher: stop the scope unit.
         """
+        told = False
         try:
             content = framing.pack(launch.encode(), _LAUNCH_LIMIT)
             async with asyncio.timeout(timeout):
                 # A launcher that is no more has said why, or nothing.
                 with contextlib.suppress(BrokenPipeError):
                     await _write(self._gate, content)
+                    told = True
                 self._close_gate()
                 report = await _read(self._report, _REPORT_LIMIT)
         except ValueError as error:
             raise WorkerError(Code.INVALID, str(error), "command") from error
         except TimeoutError as error:
-            raise WorkerError(Code.START_FAILED, "the command did not begin in time", "command") from error
+            text = "the launcher did not say in time that the command began"
+            raise WorkerError(Code.START_FAILED, text, "command") from error
         finally:
             self._close_gate()
             self._close_report()
@@ -67,7 +73,8 @@ class Gated:
             return
         code, _, text = report.decode(errors="replace").partition("\n")
         if code not in _CODES or not text:
-            code, text = Code.START_FAILED, "the launcher ended before the command began"
+            # A launcher begins nothing before it has all; what it has begun may kill it before it can say so.
+            code, text = Code.START_FAILED, _MAY_HAVE_BEGUN if told else _NOT_BEGUN
         raise WorkerError(code, text, "command")
 
     def abandon(self) -> None:

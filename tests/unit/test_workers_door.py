@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the worker service lets in: texts that can be stored, and answers that can be sent."""
+"""What the worker service lets in: texts that can be stored, starts under a key, and answers that can be sent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 
 from agent_intercom.wire.errors import WireError
 from agent_intercom.workers import contract
-from agent_intercom.workers.contract import Limits
+from agent_intercom.workers.contract import Code, Limits
 from agent_intercom.workers.listening import Origin, Peer
 from agent_intercom.workers.requests import Requests
 from agent_intercom.workers.terms import Caller, Changes
 from tests.unit import workerstage
 from tests.unit.test_workers_service import SCOPE, Run, Stage, run
+from tests.unit.workerstage import refused
 
 __all__ = ["run"]
 
@@ -194,5 +195,30 @@ def test_what_nobody_sees_any_more_is_cleaned_up_by_anybody_and_not_named(run: R
         assert [each["name"] for each in named["candidates"]] == ["secret"]
         await stage.ask("cleanup", Caller("scope-of-somebody-else"), execute=True)
         assert stage.registry.get(worker["id"]) is None
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"command": ["/bin/true", "again"]},
+        {"environment": {"PATH": "/bin", "TOKEN": "\udcff"}},
+        {"writable": []},
+        {"writable": [], "network": False},
+        {"memory_max": 1_000_000},
+        {"memory_high": 1_000_000},
+        {"tasks_max": 9},
+        {"keep_output": True},
+    ],
+)
+def test_a_key_is_of_one_start_with_all_that_it_was_given(run: Run, other: dict[str, Any]) -> None:
+    async def body(stage: Stage) -> None:
+        found = [await stage.ask("start", key="once", **wanted(stage)) for _ in range(2)]
+        assert found[0]["worker"]["id"] == found[1]["worker"]["id"]
+        assert [each["repeated"] for each in found] == [False, True]
+        with refused(Code.CONFLICT, "key"):
+            await stage.start(key="once", **other)
+        assert len(stage.orders) == 1
 
     run(body)

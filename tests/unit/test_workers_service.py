@@ -317,32 +317,6 @@ def test_a_confined_worker_starts_nothing_that_may_do_more(run: Run, child: dict
     run(body)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"command": ["/bin/true", "again"]},
-        {"environment": {"PATH": "/bin", "TOKEN": "\udcff"}},
-        {"writable": []},
-        {"writable": [], "network": False},
-        {"memory_max": 1_000_000},
-        {"memory_high": 1_000_000},
-        {"tasks_max": 9},
-        {"keep_output": True},
-    ],
-)
-def test_a_key_is_of_one_start_with_all_that_it_was_given(run: Run, other: dict[str, Any]) -> None:
-    async def body(stage: Stage) -> None:
-        given = {"command": ["/bin/true"], "directory": str(stage.project), "environment": {"PATH": "/bin"}}
-        found = [await stage.ask("start", PERSON, key="once", **given) for _ in range(2)]
-        assert found[0]["worker"]["id"] == found[1]["worker"]["id"]
-        assert [each["repeated"] for each in found] == [False, True]
-        with refused(Code.CONFLICT, "key"):
-            await stage.start(key="once", **other)
-        assert len(stage.orders) == 1
-
-    run(body)
-
-
 # What is asked of a manager.
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from subprocess import Popen
 from typing import Any
 
 from tests.system import test_orch_start
@@ -25,6 +27,43 @@ READS = (
 def broker_state(line: Line, unit: str) -> str:
     command = f"systemctl --user show -P ActiveState orchestrate@{unit}.service"
     return str(line.bed.as_user("alice", command).stdout).strip()
+
+
+def waits(line: Line, *words: str) -> Popen[str]:
+    """`orchestrate wait`, once the kernel is to wake it and nothing else will."""
+    found: Popen[str] = line.bed.popen("alice", ["orchestrate", "wait", "--json", *words])
+
+    def watches() -> bool:
+        pids = line.bed.run(["pgrep", "-u", "alice", "-f", " ".join(["orchestrate wait --json", *words])], check=False)
+        fds = [line.bed.run(["ls", "-l", f"/proc/{pid}/fd"], check=False).stdout for pid in pids.stdout.split()]
+        return any("inotify" in each for each in fds)
+
+    until(watches, "it waits")
+    return found
+
+
+def waited(found: Popen[str], code: int = 0) -> dict[str, Any]:
+    out, err = found.communicate(timeout=60)
+    assert (found.returncode, err) == (code, ""), out
+    data: dict[str, Any] = json.loads(out)["data"]
+    return data
+
+
+def test_a_run_is_waited_for(line: Line) -> None:
+    """Until a person is needed, because the worker that works has ended; and until the run has."""
+    line.start("--implementer-thinking", "low")
+    for role in ("implementer", "reviewer"):
+        line.seen(role, 1)
+    settled, ready = waits(line, "--until", "settled"), waits(line, "--until", "ready")
+    end = waits(line, "--until", "end")
+    line.bed.as_user("alice", f"systemctl --user kill --signal=KILL {line.worker('implementer')}")
+    found = waited(settled)
+    assert (found["reached"], found["life"]) == (True, "live")
+    assert {each["role"] for each in found["awaited"]} >= {"implementer"}
+    assert ready.poll() is None and end.poll() is None
+    line.json("stop", "--yes")
+    assert waited(end)["life"] in {"stopped", "gone"}
+    assert waited(ready, 1)["reached"] is False
 
 
 def test_looking_wakes_nobody_and_tells_of_units(line: Line) -> None:

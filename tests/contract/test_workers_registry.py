@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +48,28 @@ def locking(database: Path) -> Iterator[None]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     yield
     os.close(lock)
+
+
+def test_a_service_does_not_rest_before_it_has_written_down_what_happened(directory: Path) -> None:
+    with WorkerHost(directory, idle=0.2) as host:
+        process = host.process
+        assert process is not None
+        with host.client() as client:
+            begun = client.request("start", host.wanted("/bin/sleep", "100"))["worker"]["id"]
+            # Nothing is written any more: as on a disk that is full.
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            stopped = client.request("stop", {"worker": begun})
+            assert not stopped["recorded"] and client.request("health", {})["store"] == "store_unusable"
+        # That it would have rested by now is all that is waited for.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert process.wait(HANG) == 0
+        host.end()
+        host.start()
+        with host.client() as client:
+            (found,) = client.request("list", {"all": False, "history": True})["workers"]
+            assert (found["id"], found["state"]) == (begun, "stopped")
 
 
 @pytest.mark.parametrize(("holding", "why"), [(reading, HELD), (locking, LOCKED)])

@@ -93,7 +93,8 @@ class Group:
 class StandIn:
     """A `workers.managers.Connection`. Its memory is a directory, so it outlives the service.
 
-    Files there make it differ: `no-bus`, `no-freezer` (it does nothing), `run-over`, `jobs` (how many).
+    Files there make it differ: `no-bus`, `deaf` (a bus that never answers), `no-freezer` (it does nothing), `run-over`,
+    `jobs` (how many).
     """
 
     def __init__(self, memory: str, group: str, root: str) -> None:
@@ -103,6 +104,8 @@ class StandIn:
     async def __aenter__(self) -> Self:
         from agent_intercom.host.manager import ManagerUnreachable
 
+        while (self._memory / "deaf").exists():
+            await asyncio.sleep(0.02)
         if (self._memory / "no-bus").exists():
             raise ManagerUnreachable("there is no bus")
         return self
@@ -298,6 +301,7 @@ def main(directory: str, group: str, idle: str = "", descriptor: str = "") -> No
         faults.watch(asyncio.get_running_loop(), journal)
         state = f"{directory}/s/agent-intercom"
         store = await opening.opened(state, 0.2)
+        serve.PROVING = 0.5
         if descriptor:
             listener = socket.socket(fileno=int(descriptor))
         else:

@@ -17,13 +17,14 @@ from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Journal
 from agent_intercom.host.manager import ManagerError, ManagerRefused, ManagerUnreachable
 from agent_intercom.host.scopes import Started
-from agent_intercom.workers import actions, ending, pausing, provisioning, reattach, service
+from agent_intercom.workers import actions, ending, pausing, provisioning, reattach, recording, service
 from agent_intercom.workers.clock import STEP_MS, Clock, now_ms
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers
 from agent_intercom.workers.records import Worker
 from agent_intercom.workers.service import Running
+from agent_intercom.workers.store import CHANGED, StoreError
 from agent_intercom.workers.terms import Caller, Due, Wanted, Work
 from agent_intercom.workers.timers import Timers
 from agent_intercom.workers.watching import Watch
@@ -84,6 +85,57 @@ def test_a_full_disk_prevents_no_stop_and_the_answer_says_that_it_is_not_written
         assert (await stage.ask("health"))["store"] is None
         assert worker["id"] in {each.id for each in stage.store.applied[-1].workers}
         assert (await stage.ask("stop", worker=other["id"]))["recorded"]
+
+    run(body)
+
+
+@pytest.mark.parametrize("how", ["after a while", "at the end"])
+def test_what_could_not_be_written_is_tried_again_by_itself(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(recording, "RETRY", 0.01 if how == "after a while" else 3600)
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.start()
+        kept, room = stage.store.apply, asyncio.Event()
+        tried: list[bool] = []
+
+        def apply(changes: Any) -> None:
+            if changes and not room.is_set():
+                tried.append(True)
+                raise Full
+            kept(changes)
+
+        monkeypatch.setattr(stage.store, "apply", apply)
+        await stage.ask("stop", worker=worker["id"])
+        assert stage.service.owing
+        if how == "after a while":
+            before = len(tried)
+            async with asyncio.timeout(20):
+                while len(tried) == before:
+                    await asyncio.sleep(0.01)
+                room.set()
+                while stage.service.behind:
+                    await asyncio.sleep(0.01)
+        else:
+            room.set()
+            await stage.service.close(0)
+        assert not stage.service.behind
+        assert [each.state for each in stage.store.applied[-1].workers if each.id == worker["id"]] == ["stopped"]
+
+    run(body)
+
+
+def test_what_this_service_can_never_write_is_left_to_the_next_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(stage: Stage) -> None:
+        await stage.start()
+
+        def apply(changes: Any) -> None:
+            raise StoreError(CHANGED)
+
+        monkeypatch.setattr(stage.store, "apply", apply)
+        stage.service.record()
+        assert stage.service.behind and not stage.service.owing
 
     run(body)
 
@@ -407,6 +459,37 @@ def test_a_bus_that_was_never_there_is_looked_for_without_anybody_asking() -> No
         async with asyncio.timeout(20):
             await told.wait()
         assert len(tried) == 2
+        await managers.close()
+        journal.close()
+
+    asyncio.run(main())
+
+
+def test_who_asks_for_a_manager_at_the_same_time_waits_for_one_attempt() -> None:
+    async def main() -> None:
+        tried: list[Scopes] = []
+        answers = [asyncio.Event(), asyncio.Event()]
+
+        class Deaf(Scopes):
+            async def __aenter__(self) -> Scopes:
+                tried.append(self)
+                await answers[len(tried) - 1].wait()
+                if len(tried) == 1:
+                    raise ManagerUnreachable("no bus")
+                return self
+
+        journal = Journal(path="/nonexistent")
+        managers = Managers(Deaf, lambda *_: None, journal)  # type: ignore[arg-type]
+        for answer in answers:
+            asked = [asyncio.ensure_future(managers.scopes()) for _ in range(13)]
+            await asyncio.sleep(0)
+            gone = asked.pop()
+            gone.cancel()
+            answer.set()
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            if len(tried) == 1:
+                assert {getattr(each, "code", "") for each in found} == {Code.MANAGER_UNREACHABLE}
+        assert set(map(id, found)) == {id(tried[1])} and len(tried) == 2
         await managers.close()
         journal.close()
 

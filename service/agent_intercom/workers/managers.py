@@ -73,7 +73,7 @@ class Managers:
         self._changed = changed
         self._journal = journal
         self._current: Connection | None = None
-        self._lock = asyncio.Lock()
+        self._making: asyncio.Task[Connection] | None = None
         self._told = False
         self._following: asyncio.Task[None] | None = None
         self.lacking: set[str] = set()
@@ -82,27 +82,44 @@ class Managers:
         """Called when there is a connection, and when the manager is another process: changes may have been missed."""
 
     async def scopes(self) -> Connection:
-        """A connection that holds, as far as anybody knows. Raises WorkerError `manager_unreachable`."""
-        async with self._lock:
-            if self._current is not None and not self._current.lost.is_set():
-                return self._current
-            await self._drop()
-            made = self._connect()
-            try:
-                await made.__aenter__()
-            except ManagerError as error:
-                if not self._told:
-                    self._told = True
-                    self._journal.emit(Event.MANAGER_LOST, code=Code.MANAGER_UNREACHABLE)
-                self._begin_following(None)
-                raise unreachable(error) from error
-            made.changes(self._changed)
-            made.returned(self._another)
-            self._current = made
-            self._told = False
-            self._begin_following(made)
-            self._another()
-            return made
+        """A connection that holds, as far as anybody knows. Raises WorkerError `manager_unreachable`.
+
+        All who ask while it is made wait for the same one, and are told alike where it cannot be made.
+        """
+        if self._current is not None and not self._current.lost.is_set():
+            return self._current
+        if self._making is None:
+            self._making = asyncio.get_running_loop().create_task(self._make())
+            self._making.add_done_callback(self._made)
+        try:
+            return await asyncio.shield(self._making)
+        except ManagerError as error:
+            raise unreachable(error) from error
+
+    async def _make(self) -> Connection:
+        await self._drop()
+        made = self._connect()
+        try:
+            await made.__aenter__()
+        except ManagerError:
+            if not self._told:
+                self._told = True
+                self._journal.emit(Event.MANAGER_LOST, code=Code.MANAGER_UNREACHABLE)
+            self._begin_following(None)
+            raise
+        made.changes(self._changed)
+        made.returned(self._another)
+        self._current = made
+        self._told = False
+        self._begin_following(made)
+        self._another()
+        return made
+
+    def _made(self, task: asyncio.Task[Connection]) -> None:
+        self._making = None
+        if not task.cancelled():
+            # Whoever waited may have gone.
+            task.exception()
 
     def _another(self) -> None:
         # It may be a newer one.
@@ -131,8 +148,10 @@ class Managers:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait({self._following})
-        async with self._lock:
-            await self._drop()
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.wait({self._making})
+        await self._drop()
 
     async def _drop(self) -> None:
         gone, self._current = self._current, None

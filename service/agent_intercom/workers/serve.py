@@ -64,7 +64,7 @@ IDLE: Final = 30.0
 PATIENCE: Final = 7.0
 """Seconds for what is under way when it is told to end."""
 
-PROVING: Final = 8.0
+PROVING = 5.0
 """Seconds in which the workers of an earlier service are proved before anybody is served; what takes longer goes on."""
 
 _HELD: Final = 3

@@ -45,6 +45,13 @@ refused=$(grep -c -E 'Permission denied|Read-only' "$AGENT_INTERCOM_SCRATCH/refu
 orchestrate report --verdict $verdict --summary "$refused refused"
 """
 
+TESTS_IN_A_COPY = """
+cd "$AGENT_INTERCOM_CHECKOUT" || exit 9
+[ -e bin/reviewer ] && [ -e .local/state/kept ] && [ ! -e .local/state/agent-intercom ] || exit 9
+echo x >>version.txt || exit 9
+orchestrate report --verdict approved --summary "In a copy."
+"""
+
 # Leaves its session twice over, hears nothing that is sent to it, and has a few hundred children.
 STUBBORN = """
 trap '' TERM HUP INT
@@ -93,9 +100,9 @@ class Line:
         data: dict[str, Any] = envelope["data"]
         return data
 
-    def start(self, **scripts: str) -> dict[str, Any]:
+    def start(self, *more: str, **scripts: str) -> dict[str, Any]:
         """A run in which scripts work, by role."""
-        words = ["--task", "Write version.txt.", "--skip-model-check"]
+        words = ["--task", "Write version.txt.", "--skip-model-check", *more]
         for role, script in scripts.items():
             name = f"/home/alice/bin/{role}"
             (self.bed.root / name[1:]).write_text(f"#!/bin/sh\n{script}")
@@ -187,6 +194,22 @@ def test_the_worktree_is_unchanged_by_its_hash(line: Line) -> None:
         line.bed.run("rm /home/alice/go")
     assert line.tree() == before
     assert not (line.bed.root / "home/alice/.profile-of-mine").exists()
+
+
+def test_a_home_without_git_is_reviewed_in_a_copy(line: Line) -> None:
+    """The scratch directory and all that the product keeps lie in it, and are not copied."""
+    home = line.bed.root / "home/alice"
+    line.bed.as_user("alice", "cd; mkdir -p .local/state; touch .local/state/kept")
+    try:
+        line.start(
+            "--project", "/home/alice", "--session", SESSION, implementer=IMPLEMENTS, reviewer=TESTS_IN_A_COPY
+        )
+        until(lambda: line.state()[0] in {"ready", "needs_attention"}, "the end of the review")
+        assert line.state() == ("ready", 1)
+        assert (home / "version.txt").read_text() == "round 1\n"
+    finally:
+        line.call("stop", SESSION, "--yes", check=False)
+        line.bed.run("rm -f /home/alice/version.txt /home/alice/.local/state/kept")
 
 
 def test_what_a_program_prints_is_read_by_the_person_and_kept_in_memory_alone(line: Line) -> None:

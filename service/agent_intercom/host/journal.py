@@ -265,6 +265,12 @@ class Event(Enum):
         "Request to the worker service refused",
         {"action": CODE, "code": CODE, "inside": INT},
     )
+    WORKER_REQUESTS_REFUSED = Definition(
+        "7d1fb9a3c6e84f02a5b0d94e2c83f617",
+        NOTICE,
+        "More requests to the worker service refused than are told one by one",
+        {"count": INT, "inside": INT},
+    )
     CONFIG_INVALID = Definition(
         "f26b865e3556401f993ad4c60b88afd3", ERROR, "Setting refused, its default is used", {"key": CODE, "code": CODE}
     )

@@ -6,6 +6,7 @@ Blocking, and without asyncio, because a command imports it. The service is star
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -103,9 +104,11 @@ class Client:
         if timeout is None:
             timeout = LOOK_TIMEOUT if action in _LOOKING else TIMEOUT
         answer = self._exchange(frame, time.monotonic() + timeout)
-        if answer.get("version") != contract.PROTOCOL_VERSION or answer.get("id") != number:
-            raise _not_understood()
         result, error_ = answer.get("result"), answer.get("error")
+        # Whoever is not let in is told why in an answer to no request.
+        known = (number, "") if isinstance(error_, dict) else (number,)
+        if answer.get("version") != contract.PROTOCOL_VERSION or answer.get("id") not in known:
+            raise _not_understood()
         if answer.get("ok") is True and isinstance(result, dict):
             return result
         if isinstance(error_, dict):
@@ -118,7 +121,9 @@ class Client:
         assert self._socket is not None
         try:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            self._socket.sendall(frame)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                # Whoever hangs up may have said why.
+                self._socket.sendall(frame)
             while (payload := self._decoder.next()) is None:
                 self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
                 piece = self._socket.recv(_PIECE)

@@ -14,22 +14,41 @@ import errno
 import os
 import select
 import socket
-from collections import deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, cast
 
 from agent_intercom.host import processes
 from agent_intercom.host.journal import Event, Journal
+from agent_intercom.wire import codec
 from agent_intercom.wire.errors import WireError
-from agent_intercom.wire.framing import FrameDecoder, pack
+from agent_intercom.wire.framing import HEADER_SIZE, FrameDecoder, pack
 from agent_intercom.wire.peer import peer_credentials, peer_pidfd
 from agent_intercom.workers import contract
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.refusals import Refusals
 
 MAX_CONNECTIONS: Final = 512
 
+OF_WORKERS: Final = 384
+"""How many of them are for those who are in workers, all together; the rest is always there for those who are not."""
+
+OF_ONE: Final = 16
+"""How many are for those who are in one worker."""
+
+PATIENCE: Final = 10.0
+"""Seconds for the first request to come, and for the rest of any that has begun."""
+
+READING: Final = 60.0
+"""Seconds for an answer to be read."""
+
+AHEAD: Final = 65_536
+"""Bytes that may wait behind a request which is being carried out; with more a connection is not read from."""
+
+_BYTES_OF_ONE: Final = 2 * contract.MAX_FRAME
+"""Bytes of requests that have not come as a whole, of those who are in one worker."""
+
 _ORIGIN: Final = "workers"
-_MAX_WAITING: Final = 4
-"""Requests of one connection that may wait before it is not read from for a while."""
 
 _ACCEPTS_PER_WAKE: Final = 32
 _RETRY: Final = 0.1
@@ -70,21 +89,33 @@ def origin_of(connection: socket.socket, pid: int) -> Origin | None:
 
 
 class Peer(asyncio.Protocol):
-    """One connection. Requests are answered in order, each when the one before it was."""
+    """One connection. Requests are answered in order, each when the one before it was.
 
-    def __init__(self, origin: Origin, handler: Handler, ended: Callable[[Peer], None]) -> None:
+    `arrived` is called when bytes have come that are no whole request yet.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        handler: Handler,
+        ended: Callable[[Peer], None],
+        arrived: Callable[[Peer], None] = lambda _: None,
+    ) -> None:
         self.origin = origin
         self.gone = asyncio.Event()
         """Set when nobody reads answers any more."""
+        self.held = 0
+        """Bytes that have come and are not being answered."""
         self._handler = handler
         self._ended = ended
+        self._piece_arrived = arrived
         self._decoder = FrameDecoder(contract.MAX_FRAME)
-        self._waiting: deque[bytes] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._answering = False
         self._stopped = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,16 +123,12 @@ class Peer(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
-        try:
-            self._decoder.feed(data)
-            while (payload := self._decoder.next()) is not None:
-                self._waiting.append(payload)
-        except WireError:
-            self.abort()
-            return
-        if self._waiting:
-            self._arrived.set()
-        if len(self._waiting) > _MAX_WAITING and self._transport is not None:
+        self._decoder.feed(data)
+        self.held += len(data)
+        self._arrived.set()
+        self._piece_arrived(self)
+        # Whoever sends one request at a time is read from, or its end would not be seen while it waits.
+        if self._answering and self.held > AHEAD and self._transport is not None:
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
@@ -123,7 +150,6 @@ class Peer(asyncio.Protocol):
 
     def stop(self) -> None:
         """Answer what is being carried out, and nothing after it."""
-        self._waiting.clear()
         self._stopped = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -139,23 +165,64 @@ class Peer(asyncio.Protocol):
             await asyncio.wait([self._task])
 
     async def _serve(self) -> None:
+        deadline: float | None = asyncio.get_running_loop().time() + PATIENCE
+        try:
+            while (payload := await self._next(deadline)) is not None:
+                deadline = None
+                self._answering = True
+                answering, payload = self._handler(payload, self.origin, self), None
+                answer = pack(await answering, contract.MAX_FRAME)
+                self._answering = False
+                if self._transport is not None:
+                    self._transport.write(answer)
+                    await self._comes(self._room, asyncio.get_running_loop().time() + READING)
+                # Others have requests as well.
+                await asyncio.sleep(0)
+        except BaseException:
+            # The handler answers with every fault that it knows; this one is told by whoever looks at the task.
+            self.abort()
+            raise
+
+    async def _next(self, deadline: float | None) -> bytes | None:
+        """The next request; None where no more is going to be answered."""
         while not self.gone.is_set():
-            if not self._waiting:
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
-            payload = self._waiting.popleft()
-            if len(self._waiting) <= _MAX_WAITING and self._transport is not None and not self._stopped:
+            payload = self._cut()
+            if payload is not None:
+                return payload
+            if self._transport is not None and not self._stopped:
                 self._transport.resume_reading()
-            try:
-                answer = pack(await self._handler(payload, self.origin, self), contract.MAX_FRAME)
-            except BaseException:
-                # The handler answers with every fault that it knows; this one is told by whoever looks at the task.
-                self.abort()
-                raise
-            if self._transport is not None:
-                self._transport.write(answer)
-                await self._room.wait()
+            if deadline is None and self.held:
+                deadline = asyncio.get_running_loop().time() + PATIENCE
+            self._arrived.clear()
+            await self._comes(self._arrived, None if self._stopped else deadline)
+        return None
+
+    def _cut(self) -> bytes | None:
+        """A request that has come as a whole. Hangs up on who sends what is none."""
+        if self._stopped:
+            return None
+        try:
+            payload = self._decoder.next()
+        except WireError:
+            self.abort()
+            return None
+        if payload is not None:
+            self.held -= HEADER_SIZE + len(payload)
+            if len(payload) > AHEAD:
+                # What it has kept for that one, it would keep until the next.
+                rest, self._decoder = self._decoder.pending, FrameDecoder(contract.MAX_FRAME)
+                self._decoder.feed(rest)
+        return payload
+
+    async def _comes(self, event: asyncio.Event, deadline: float | None) -> None:
+        """Wait for something that the other end does, and hang up where it does not."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await event.wait()
+        except TimeoutError:
+            self.abort()
+            # Told by the loop, and not before.
+            await self.gone.wait()
 
 
 class Door:
@@ -168,6 +235,8 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._peers: set[Peer] = set()
+        self._inside: defaultdict[str, set[Peer]] = defaultdict(set)
+        self._refusals = Refusals(journal)
         self._greetings: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._open = True
@@ -181,7 +250,7 @@ class Door:
     @property
     def connections(self) -> int:
         """How many are connected."""
-        return len(self._peers) + len(self._greetings)
+        return len(self._peers)
 
     def waiting(self) -> bool:
         """Whether somebody is in the queue of a listener."""
@@ -200,12 +269,14 @@ class Door:
     async def close(self) -> None:
         """Hang up on everybody, and close this process's copies of the listeners."""
         self.shut()
+        for task in list(self._greetings):
+            await asyncio.wait([task])
         for peer in list(self._peers):
             peer.abort()
-        for task in [*self._greetings, *(asyncio.ensure_future(peer.finished()) for peer in self._peers)]:
-            await asyncio.wait([task])
+            await peer.finished()
         for listener in self._listeners:
             listener.close()
+        self._refusals.close()
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_WAKE):
@@ -251,13 +322,39 @@ class Door:
             connection.close()
             return
         connection.setblocking(False)
-        task = self._loop.create_task(self._greet(connection, origin))
+        if origin.worker is not None and not self._has_room(origin.worker):
+            self._turn_away(connection)
+            return
+        peer = Peer(origin, self._handler, self._left, self._arrived)
+        self._peers.add(peer)
+        if origin.worker is not None:
+            self._inside[origin.worker].add(peer)
+        task = self._loop.create_task(self._greet(connection, peer))
         self._greetings.add(task)
         task.add_done_callback(self._greetings.discard)
 
-    async def _greet(self, connection: socket.socket, origin: Origin) -> None:
-        peer = Peer(origin, self._handler, self._left)
-        self._peers.add(peer)
+    def _has_room(self, worker: str) -> bool:
+        """Whether somebody in a worker may connect: a share is its own, and a part of all is for others."""
+        inside = sum(map(len, self._inside.values()))
+        return len(self._inside.get(worker, ())) < OF_ONE and inside < OF_WORKERS
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        """Tell why before anything is asked, in an answer to no request, and hang up."""
+        self._refusals.tell("unknown", Code.LIMIT, inside=True)
+        text = "too many connections are open in this worker, or in all workers: close some and try again"
+        fault = {"code": str(Code.LIMIT), "text": text, "field": "connections"}
+        answer = {"version": contract.PROTOCOL_VERSION, "id": "", "ok": False, "error": fault}
+        with connection, contextlib.suppress(OSError):
+            connection.send(pack(codec.encode(answer), contract.MAX_FRAME))
+
+    def _arrived(self, peer: Peer) -> None:
+        """Hang up where somebody in a worker begins more requests than are kept for it."""
+        if peer.origin.worker is None or peer.held <= AHEAD:
+            return
+        if sum(other.held for other in self._inside[peer.origin.worker]) > _BYTES_OF_ONE:
+            peer.abort()
+
+    async def _greet(self, connection: socket.socket, peer: Peer) -> None:
         self._changed()
         try:
             await self._loop.connect_accepted_socket(lambda: peer, connection)
@@ -268,4 +365,8 @@ class Door:
 
     def _left(self, peer: Peer) -> None:
         self._peers.discard(peer)
+        if (worker := peer.origin.worker) is not None and worker in self._inside:
+            self._inside[worker].discard(peer)
+            if not self._inside[worker]:
+                del self._inside[worker]
         self._changed()

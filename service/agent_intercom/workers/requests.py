@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from agent_intercom.host.journal import Event
 from agent_intercom.host.scopeid import SCOPE_ENVIRONMENT, SCOPE_PATTERN
 from agent_intercom.wire import codec
 from agent_intercom.wire.errors import WireError
@@ -23,6 +22,7 @@ from agent_intercom.workers.actions import Actions
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.listening import Origin, Peer
+from agent_intercom.workers.refusals import Refusals
 from agent_intercom.workers.terms import Caller
 
 if TYPE_CHECKING:
@@ -65,12 +65,15 @@ class Requests:
     def __init__(self, service: Service, library: str) -> None:
         self._service = service
         self._actions = Actions(service, library)
+        self._refusals = Refusals(service.journal)
 
     async def answer(self, payload: bytes, origin: Origin, peer: Peer) -> bytes:
         """The answer to one request. Raises nothing that a request could cause."""
         number, action = "", ""
         try:
             request = _decoded(payload)
+            # Some are waited for, for long, and what came may be longer than what it says.
+            del payload
             number, action = request.id, request.action
             if request.version != contract.PROTOCOL_VERSION:
                 text = f"the worker service speaks version {contract.PROTOCOL_VERSION}: restart it after an upgrade"
@@ -83,7 +86,7 @@ class Requests:
         except WorkerError as error:
             known = action if action in self._actions.known else "unknown"
             inside = origin.worker is not None
-            self._service.journal.emit(Event.WORKER_REQUEST_REFUSED, action=known, code=str(error.code), inside=inside)
+            self._refusals.tell(known, str(error.code), inside)
             fault = {"code": str(error.code), "text": error.text, "field": error.field}
             return codec.encode({"version": contract.PROTOCOL_VERSION, "id": number, "ok": False, "error": fault})
 

@@ -203,8 +203,22 @@ def test_a_start_that_was_made_before_says_so(home: Home, service: Service) -> N
     first = "review: was started under this key before, nothing is started now: ready, generation 1"
     assert home.call("worker", "start", "--key", "k", "--", "make").out.splitlines()[0] == first
     service.answers["start"] = {"worker": ended(), "repeated": True}
-    told = home.call("worker", "start", "--key", "k", "--", "make").out.splitlines()
+    said = home.call("worker", "start", "--key", "k", "--", "make")
+    told = said.out.splitlines()
     assert told[0].endswith("now: stopped, generation 1") and told[1] == "note: exit 3, on request"
+    assert said.code == 5 and "has ended, and nothing is started now; another start takes another key" in said.err
+    found = home.json("worker", "start", "--key", "k", "--", "make")
+    assert found.error[0] == "worker_not_live" and found.envelope["data"]["repeated"] is True
+    failed = worker(state="failed", stop_reason="spawn-failed", error_code="command_not_found")
+    service.answers["start"] = {"worker": failed, "repeated": True}
+    said = home.call("worker", "start", "--key", "k", "--", "make")
+    assert said.code == 1 and "the start under this key has failed (command not found)" in said.err
+    assert said.out.startswith("review: could not be started under this key before, nothing is started now: failed")
+    assert "\nnote: command not found\n" in said.out
+    assert home.json("worker", "start", "--key", "k", "--", "make").error[0] == "command_not_found"
+    # One that is started for the first time and is over by now was started.
+    service.answers["start"] = {"worker": ended(), "repeated": False}
+    assert home.call("worker", "start", "--key", "k", "--", "make").code == 0
     service.answers["start"] = Refused("conflict", f"{ID} was started under this key, with something else", "key")
     said = home.call("worker", "start", "--key", "k", "--", "make")
     assert ID in said.err and "status ID` shows that worker; another start takes another key." in said.err

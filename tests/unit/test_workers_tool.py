@@ -166,6 +166,16 @@ def test_spawn(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) ->
     assert service.caller == {"scope": SCOPE, "session": "mgr-1", "override": False}
 
 
+def test_a_spawn_that_was_made_before_tells_what_became_of_it(home: Home, service: Service) -> None:
+    failed = worker(state="failed", stop_reason="spawn-failed", error_code="command_not_found")
+    service.answers["start"] = {"worker": failed, "repeated": True}
+    code, text = refused("spawn", command=["true"], key="k")
+    assert code == "command_not_found" and "has failed (command not found), and nothing is started now" in text
+    service.answers["start"] = {"worker": ended(), "repeated": True}
+    text, details = done("spawn", command=["true"], key="k")
+    assert "nothing is started now: stopped" in text and details["worker"]["state"] == "stopped"
+
+
 def test_what_strict_clients_make_up_says_nothing(home: Home, service: Service) -> None:
     service.answers["start"] = {"worker": worker()}
     done(

@@ -14,9 +14,10 @@ from agent_intercom.cli.orchestrate import amounts, texts
 from agent_intercom.cli.orchestrate.answer import Answer
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.worker.looking import now
+from agent_intercom.cli.orchestrate.workerflags import exit_of
 from agent_intercom.cli.output import printable
 from agent_intercom.orchestration import environment
-from agent_intercom.workers.contract import NAME, Code
+from agent_intercom.workers.contract import NAME, TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.terms import KEY_LENGTH
 
@@ -35,7 +36,26 @@ def start(options: argparse.Namespace) -> Answer:
         result = service.request("start", params, TIMEOUT)
     confined = params["writable"] is not None
     lines = telling.started(result, now(), kept=params["keep_output"], confined=confined, program=options.program)
-    return Answer(result, telling.safe(lines))
+    found = not_running(result)
+    if found is None:
+        return Answer(result, telling.safe(lines))
+    code, text = found
+    error = (code, f"{text}; another start takes another key")
+    return Answer(result, telling.safe(lines), error, exit_of(code))
+
+
+def not_running(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The code and the text where a key is of a start that failed, or of a worker that has ended; None: it lives.
+
+    Who starts the same twice is told the second time what the first time told.
+    """
+    worker = result["worker"]
+    if not result.get("repeated") or worker["state"] not in TERMINAL:
+        return None
+    if telling.never_began(worker):
+        code = worker.get("error_code") or Code.START_FAILED
+        return code, f"the start under this key has failed ({telling.words(code)}), and nothing is started now"
+    return Code.NOT_LIVE, "what was started under this key has ended, and nothing is started now"
 
 
 def _ways_out(options: argparse.Namespace) -> dict[str, str]:

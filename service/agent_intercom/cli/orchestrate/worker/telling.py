@@ -15,7 +15,15 @@ from typing import Any, Final
 from agent_intercom.cli.orchestrate import limiting
 from agent_intercom.cli.orchestrate.amounts import spoken
 from agent_intercom.cli.output import printable, table
-from agent_intercom.workers.contract import LEFT_UNIT, STOP_IN_PROGRESS, TERMINAL, Outcome, State, StopReason
+from agent_intercom.workers.contract import (
+    LEFT_UNIT,
+    STOP_IN_PROGRESS,
+    TERMINAL,
+    UNIT_CHANGED,
+    Outcome,
+    State,
+    StopReason,
+)
 
 Worker = Mapping[str, Any]
 """`records.Worker` as JSON."""
@@ -50,7 +58,10 @@ _REASONS: Final = {
     StopReason.CHILDREN: "its command had left processes behind",
 }
 _OUTCOMES: Final = {Outcome.UNKNOWN: "", Outcome.OOM: "its memory was full", Outcome.TIMEOUT: ""}
-_LEFT: Final = "what had left the unit before may go on elsewhere"
+_LEFT: Final = {
+    LEFT_UNIT: "what had left the unit before may go on elsewhere",
+    UNIT_CHANGED: "a unit of its name is somebody else's now, and was left alone",
+}
 
 _LACKING: Final = {"OOMPolicy": "where a worker's memory is full, what of it ends is not said"}
 
@@ -77,12 +88,15 @@ def started(
     how = "started" if worker["state"] in _UP else "launched"
     stands = f"{words(worker['state'])}, generation {worker['generation']}"
     if result.get("repeated"):
-        note = _note(worker, now) if worker["state"] in TERMINAL else ""
-        yield f"{worker['name']}: was started under this key before, nothing is started now: {stands}"
-        if note:
+        before = "could not be started" if never_began(worker) else "was started"
+        yield f"{worker['name']}: {before} under this key before, nothing is started now: {stands}"
+        if worker["state"] in TERMINAL and (note := _note(worker, now)):
             yield f"note: {note}"
     else:
         yield f"{worker['name']}: {how}, {stands}"
+    if never_began(worker):
+        yield f"id: {worker['id']}"
+        return
     yield f"id: {worker['id']}, unit: {worker['unit']}"
     if worker.get("enforced"):
         yield f"enforced by the kernel: {', '.join(map(words, worker['enforced']))}"
@@ -97,6 +111,11 @@ def started(
         yield f"scratch: AGENT_INTERCOM_SCRATCH, which is deleted when it ends; for what is to stay, {more} or {flag}"
     if program is not None:
         yield f"next: {program} worker status {worker['name']}"
+
+
+def never_began(worker: Worker) -> bool:
+    """Whether a worker has failed because nothing of it could be started."""
+    return worker["state"] == State.FAILED and worker.get("stop_reason") == StopReason.START_FAILED
 
 
 def listed(data: Mapping[str, Any], program: str | None, everyone: bool, now: int) -> Iterator[str]:
@@ -252,7 +271,7 @@ def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
 def _aside(worker: Worker, action: str, now: int) -> str:
     """What is to be known besides what was done."""
     if worker["state"] in _SAYS_ENOUGH.get(action, ()):
-        left = _LEFT if worker.get("error_code") == LEFT_UNIT else ""
+        left = _LEFT.get(str(worker.get("error_code")), "")
         told = ", ".join(filter(None, (left, "work tree changed" if worker.get("dirty") else "")))
         return f" ({told})" if told else ""
     note = _note(worker, now)
@@ -350,7 +369,7 @@ def _ending(worker: Worker) -> Iterator[str]:
     yield _REASONS[StopReason(reason)] if reason in set(StopReason) else words(reason)
     # The outcome and the reason have been told, in better words.
     told = {outcome, reason, str(Outcome.EXITED)}
-    yield _LEFT if error == LEFT_UNIT else words(error) if error not in told else ""
+    yield _LEFT.get(error) or (words(error) if error not in told else "")
     yield "work tree changed" if worker.get("dirty") else ""
 
 

@@ -219,6 +219,8 @@ class _Acting:
                 raise
             text = f"{error.text}: {output.printable(params['command'][0])}"
             raise WorkerError(error.code, text, error.field) from error
+        if telling.never_began(result["worker"]) and (found := starting.not_running(result)):
+            raise WorkerError(*found, "key")
         lines = telling.started(result, looking.now(), kept=wanted["keep_output"], confined=confined)
         return telling.safe(lines), result
 

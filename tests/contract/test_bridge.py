@@ -38,6 +38,11 @@ case $AGENT_INTERCOM_ROUND in
 esac
 """
 APPROVING = 'orchestrate report --summary "Good." --verdict approved'
+REPORTING = """
+echo $$ >ready
+while ! test -e go; do sleep 0.05; done
+orchestrate report --summary Done. >answer
+"""
 SLEEPING = 'sleep 1000 & echo $! >child; echo $$ >"started.$(ls started.* 2>/dev/null | wc -l)"; wait'
 
 BRIDGE = "import sys; from agent_intercom.workers.bridge import main; sys.exit(main.main(sys.argv[1:]))"
@@ -46,6 +51,19 @@ import os
 from agent_intercom.workers import confinement
 from agent_intercom.workers.spec import Confinement
 confinement.apply(Confinement([os.environ["AGENT_INTERCOM_WORKER_STATE"]]), os.environ["AGENT_INTERCOM_SCRATCH"])
+{BRIDGE}
+"""
+
+# The disk is full as long as the file `full` is in the project.
+FULL = f"""
+import errno, os
+from agent_intercom.host import privatefiles
+def replace(name, content, replace=privatefiles.replace):
+    if os.path.exists("full"):
+        open("tried", "a").write("x")
+        raise OSError(errno.ENOSPC, "full")
+    replace(name, content)
+privatefiles.replace = replace
 {BRIDGE}
 """
 
@@ -61,9 +79,9 @@ class Team(workingteam.Team):
         return self.run.directory / rundir.SESSIONS / role
 
     def start(
-        self, role: str, script: str, generation: int = 1, confined: bool = False, **more: str
+        self, role: str, script: str, generation: int = 1, program: str = BRIDGE, **more: str
     ) -> subprocess.Popen[bytes]:
-        """A bridge whose command is a script of the shell; `confined` as a launcher confines one that may not write."""
+        """A bridge whose command is a script of the shell."""
         scratch = self.run.root / f"scratch-{role}"
         scratch.mkdir(exist_ok=True)
         told = {
@@ -76,7 +94,7 @@ class Team(workingteam.Team):
         }
         with (self.run.root / f"{role}.out").open("ab") as printed:
             process = subprocess.Popen(
-                [sys.executable, "-c", CONFINED if confined else BRIDGE, "/bin/sh", "-ec", script],
+                [sys.executable, "-c", program, "/bin/sh", "-ec", script],
                 env={**self.environment, **told, **more},
                 cwd=self.run.project,
                 stdin=subprocess.DEVNULL,
@@ -253,13 +271,8 @@ def test_a_bridge_that_was_killed_says_that_its_work_has_stopped_and_nothing_is_
 
 
 def test_a_broker_that_was_killed_is_told_the_report_that_it_missed() -> None:
-    script = """
-    echo x >ready
-    while ! test -e go; do sleep 0.05; done
-    orchestrate report --summary Done. >answer
-    """
     with team() as workers:
-        workers.start("implementer", script)
+        workers.start("implementer", REPORTING)
         workers.start("reviewer", APPROVING)
         workers.there("ready")
         eventually(lambda: workers.run.role("implementer")["state"] == "active")
@@ -273,6 +286,56 @@ def test_a_broker_that_was_killed_is_told_the_report_that_it_missed() -> None:
         workers.there("answer")
         assert workers.text("answer") == "accepted\n"
         assert reports(workers.run)[0] == ("implementer", 1, "implementation", None)
+
+
+def test_a_disk_that_is_full_is_waited_for_and_nothing_is_lost_or_said_that_is_not_kept() -> None:
+    with team() as workers:
+        workers.start("implementer", REPORTING, program=FULL)
+        workers.start("reviewer", APPROVING)
+        workers.there("ready")
+        eventually(lambda: workers.run.role("implementer")["state"] == "active")
+        (workers.run.project / "full").touch()
+        (workers.run.project / "go").touch()
+        workers.there("tried")
+        eventually(lambda: len(workers.text("tried")) >= 3)
+        assert reports(workers.run) == [] and workers.text("answer") == ""
+        told = [line for line in workers.printed("implementer") if "cannot be written" in line]
+        assert len(told) == 1 and "No space left on device; it stands still" in told[0]
+        (workers.run.project / "full").unlink()
+        workers.until("ready", 1)
+        workers.there("answer")
+        assert workers.text("answer") == "accepted\n"
+        eventually(lambda: workers.printed("implementer")[-1].endswith("the command ended, with exit status 0"))
+        assert sum("it can be written again" in line for line in workers.printed("implementer")) == 1
+
+
+def test_a_command_begins_when_the_disk_has_room_for_its_assignment() -> None:
+    with team() as workers:
+        (workers.run.project / "full").touch()
+        bridge = workers.start("implementer", 'orchestrate report --summary "Done."', program=FULL)
+        workers.start("reviewer", APPROVING)
+        workers.there("tried")
+        (workers.run.project / "full").unlink()
+        workers.until("ready", 1)
+        assert bridge.poll() is None
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_a_bridge_that_waits_for_the_disk_ends_when_it_is_told_to(standing: bool) -> None:
+    with team() as workers:
+        bridge = workers.start("implementer", REPORTING, program=FULL)
+        workers.start("reviewer", APPROVING)
+        workers.there("ready")
+        eventually(lambda: workers.run.role("implementer")["state"] == "active")
+        (workers.run.project / "full").touch()
+        if standing:
+            (workers.run.project / "go").touch()
+            workers.there("tried")
+        bridge.send_signal(signal.SIGTERM)
+        assert bridge.wait(HANG) == 128 + signal.SIGTERM
+        ended(int(workers.text("ready")))
+        assert (workers.run.project / "tried").exists() and reports(workers.run) == []
+        assert not list(workers.state("implementer").glob("*.sock"))
 
 
 def test_a_bridge_that_is_replaced_kills_its_command_and_leaves() -> None:
@@ -356,12 +419,12 @@ def test_a_bridge_that_is_confined_does_all_that_it_has_to() -> None:
         (workers.run.project / "program").write_text("one\n")
         workers.start("implementer", "orchestrate report --summary Done.")
         told = {"AGENT_INTERCOM_READ_ONLY": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        bridge = workers.start("reviewer", script, confined=True, **told)
+        bridge = workers.start("reviewer", script, 1, CONFINED, **told)
         again = workers.run.root / "scratch-reviewer/again"
         eventually(lambda: again.exists() and workers.run.role("reviewer")["state"] == "active")
         workers.run.accepted("restart", "reviewer")
         assert bridge.wait(HANG) == 3, "it could not read which generation is wanted"
-        workers.start("reviewer", script, generation=2, confined=True, **told)
+        workers.start("reviewer", script, 2, CONFINED, **told)
         workers.until("ready", 1)
         assert workers.text("program") == "one\n"
 

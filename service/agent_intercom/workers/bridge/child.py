@@ -24,7 +24,7 @@ _CANNOT_EXECUTE: Final = 126
 _NOT_FOUND: Final = 127
 """How a process ends that did not become the command (env(1)). Nobody is told but whoever reads its output."""
 
-_PATIENCE: Final = 3.0
+_PATIENCE: Final = 2.0
 """Seconds. A unit that is stopped gives the bridge 5."""
 
 
@@ -60,8 +60,10 @@ class Running:
         os.close(self.pidfd)
         return os.waitstatus_to_exitcode(status)
 
-    def leave(self) -> None:
-        """End it at once, and wait a while for that: one that cannot be ended is left behind."""
+    def leave(self, *, gently: bool = False) -> None:
+        """End it, and wait a while for that: one that cannot be ended is left behind. `gently`: with SIGTERM first."""
+        if gently and self.signal(signal.SIGTERM):
+            select.select([self.pidfd], [], [], _PATIENCE)
         self.signal(signal.SIGKILL)
         if select.select([self.pidfd], [], [], _PATIENCE)[0]:
             self.reap()

@@ -24,7 +24,18 @@ from agent_intercom.wire import codec, framing
 from agent_intercom.wire.errors import WireError
 from agent_intercom.workers import client
 from agent_intercom.workers import contract as service
-from agent_intercom.workers.bridge import belonging, child, core, events, line, looking, memory, reception, traces
+from agent_intercom.workers.bridge import (
+    belonging,
+    child,
+    core,
+    events,
+    keeping,
+    line,
+    looking,
+    memory,
+    reception,
+    traces,
+)
 from agent_intercom.workers.bridge import settings as variables
 from agent_intercom.workers.bridge.settings import Settings
 from agent_intercom.workers.contract import Code
@@ -33,6 +44,9 @@ from agent_intercom.workers.errors import WorkerError
 _AGAIN_MS: Final = 1_000
 _AGAIN_MOST_MS: Final = 60_000
 """After how long a worker service that has gone is told again what is done here: twice as long each time."""
+
+_RETRY_MS: Final = 1_000
+"""After how long it is tried again to write what could not be written."""
 
 _ASSIGNMENT: Final = "assignment.txt"
 _MESSAGES: Final = "messages"
@@ -57,6 +71,9 @@ class Shell:
         self._file = path.join(settings.state, f"bridge-g{settings.generation}.json")
         self._address = line.address_of(settings.state, settings.scratch, settings.generation)
         self._lock: int | None = None
+        self._held: list[events.Effect] = []
+        self._again_at: int | None = None
+        self._stands = self._ending = False
         self._reception: reception.Reception | None = None
 
     def run(self) -> int:
@@ -69,16 +86,18 @@ class Shell:
         self._watch(wakeup, lambda: self._told_to_end(wakeup))
         self._carry_out(bridge.start(_now()))
         while self._status is None:
-            while self._queue and self._status is None:
+            if self._held:
+                self._wait(None)
+            elif self._queue:
                 self._carry_out(bridge.step(self._queue.popleft(), _now()))
-            if self._status is None:
+            else:
                 self._wait(bridge.wake_at)
         return self._status
 
     def close(self) -> None:
         """End what still runs, and give back everything."""
         if self._child is not None:
-            self._child.leave()
+            self._child.leave(gently=bool(self._held))
         for each in (self._broker, self._service, self._reception):
             if each is not None:
                 each.close()
@@ -103,7 +122,7 @@ class Shell:
             self._reception = reception.Reception(
                 self._address, self._watch, self._selector.unregister, self._queue.append
             )
-            known = self._read()
+            known = keeping.read(self._file, settings.role, settings.generation)
         except BlockingIOError as error:
             raise WorkerError(Code.CONFLICT, "another bridge works for this role", "bridge") from error
         except OSError as error:
@@ -116,17 +135,6 @@ class Shell:
         if known.work is not None and known.work.begun:
             child.end_leftovers(self._address, belonging.all_of_the_run(belonging.own(), settings.socket))
         return known
-
-    def _read(self) -> memory.Memory:
-        settings = self._settings
-        try:
-            content = privatefiles.read(self._file, memory.MAX_BYTES)
-            return memory.decode(content, settings.role, settings.generation)
-        except FileNotFoundError:
-            return memory.Memory(settings.role, settings.generation)
-        except ValueError as error:
-            text = "the memory of this bridge is damaged: have the role restarted (`orchestrate restart`)"
-            raise WorkerError(Code.STORE, text, path.basename(self._file)) from error
 
     def _signals(self) -> int:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -145,7 +153,7 @@ class Shell:
             self._selector.register(what, wanted, then)
 
     def _wait(self, until: int | None) -> None:
-        until = min((at for at in (until, self._say_at) if at is not None), default=None)
+        until = min((at for at in (until, self._say_at, self._again_at) if at is not None), default=None)
         timeout = None if until is None else max(until - _now(), 0) / 1000
         for key, _ in self._selector.select(timeout):
             # What was done about another one may have closed this.
@@ -153,11 +161,15 @@ class Shell:
                 key.data()
         if self._say_at is not None and self._say_at <= _now():
             self._say_state()
+        if self._again_at is not None and self._again_at <= _now() and self._status is None:
+            self._try_again()
         if not self._queue:
             self._queue.append(events.Tick())
 
     def _told_to_end(self, wakeup: int) -> None:
         os.read(wakeup, 64)
+        self._ending = True
+        self._end_standing()
         self._queue.append(events.Terminated())
 
     # The broker.
@@ -216,14 +228,15 @@ class Shell:
             variables.SOCKET_ENVIRONMENT: self._address,
             service.SCRATCH_ENVIRONMENT: settings.scratch,
         }
-        # Said first: it may print at once, to the same place.
-        _say(f"the command starts: {effect.kind}, round {effect.round}")
         try:
             privatefiles.replace(file, effect.text.encode())
             _empty(messages)
+            # Said first: it may print at once, to the same place.
+            _say(f"the command starts: {effect.kind}, round {effect.round}")
             copied = settings.scratch if settings.read_only else None
             self._child = child.run(settings.command, {**settings.environment, **told}, settings.project, copied)
         except OSError as error:
+            keeping.check(error, "what the command reads")
             _say(f"the command could not be run: {os.strerror(error.errno or 0)}")
             self._queue.append(events.Ended())
             return
@@ -332,40 +345,57 @@ class Shell:
     # Effects.
 
     def _carry_out(self, effects: list[events.Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case events.Remember():
-                    self._remember(effect.memory)
-                case events.Connect():
-                    self._connect()
-                case events.Disconnect():
-                    self._hang_up()
-                case events.Send():
-                    self._send(effect)
-                case events.Begin():
-                    self._begin(effect)
-                case events.Silent() | events.Publish():
-                    self._leave_trace(effect)
-                case events.Hand():
-                    self._hand(effect)
-                case events.Signal():
-                    self._signal(effect.number)
-                case events.Reply():
-                    self._answer(effect)
-                case events.Notify():
-                    self._notify(effect.state)
-                case events.Look():
-                    self._find_out()
-                case events.Exit():
-                    self._status = effect.status
+        for number, effect in enumerate(effects):
+            try:
+                self._do(effect)
+            except keeping.Standstill as fault:
+                # All that follows waits for this one, and whatever happens meanwhile for all that follows.
+                self._held, self._again_at = effects[number:], _now() + _RETRY_MS
+                if not self._stands:
+                    self._stands = True
+                    _say(f"{fault}; it stands still, and tries again every second")
+                self._end_standing()
+                return
+        if self._stands:
+            self._stands = False
+            _say("it can be written again, and the bridge goes on")
 
-    def _remember(self, known: memory.Memory) -> None:
-        try:
-            privatefiles.replace(self._file, memory.encode(known))
-        except OSError as error:
-            # What cannot be kept must not be acknowledged, and there is nobody else to tell.
-            text = f"the memory of this bridge cannot be written: {os.strerror(error.errno or 0)}"
-            raise WorkerError(Code.STORE, text, path.basename(self._file)) from error
+    def _end_standing(self) -> None:
+        """Who is to end does not wait for the disk: that may be for ever."""
+        over = [effect.status for effect in self._held if isinstance(effect, events.Exit)]
+        if over or (self._ending and self._held):
+            self._status = over[0] if over else 128 + signal.SIGTERM
+
+    def _try_again(self) -> None:
+        held, self._held, self._again_at = self._held, [], None
+        self._carry_out(held)
+
+    def _do(self, effect: events.Effect) -> None:
+        match effect:
+            case events.Remember():
+                keeping.write(self._file, effect.memory)
+            case events.Connect():
+                self._connect()
+            case events.Disconnect():
+                self._hang_up()
+            case events.Send():
+                self._send(effect)
+            case events.Begin():
+                self._begin(effect)
+            case events.Silent() | events.Publish():
+                self._leave_trace(effect)
+            case events.Hand():
+                self._hand(effect)
+            case events.Signal():
+                self._signal(effect.number)
+            case events.Reply():
+                self._answer(effect)
+            case events.Notify():
+                self._notify(effect.state)
+            case events.Look():
+                self._find_out()
+            case events.Exit():
+                self._status = effect.status
 
 
 def _empty(directory: str) -> None:

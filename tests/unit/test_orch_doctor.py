@@ -190,6 +190,11 @@ def test_the_runtime_directory(machine: Home, monkeypatch: pytest.MonkeyPatch) -
     long.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     assert "too long" in checks(machine)["runtime-directory"][1]
+    monkeypatch.setattr(confinement, "SHARED_MEMORY", str(machine.root))
+    (short := machine.root / "r").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    assert checks(machine)["runtime-directory"][0] == "warn"
+    assert "confined workers may change" in checks(machine)["runtime-directory"][1]
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(runtime, "LOGIND", "/nowhere")
     said = machine.json("doctor")

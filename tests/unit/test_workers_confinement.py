@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -166,6 +167,24 @@ def test_semaphores_and_shared_memory_work_and_no_more(place: Place) -> None:
         """
     )
     assert results == {"semaphore": "done", "memory": "done", "directory": "EACCES", "symlink": "EACCES"}
+
+
+@needs(1)
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="the machine has no /dev/shm")
+def test_files_at_any_depth_of_shared_memory_can_be_changed(place: Place) -> None:
+    """A rule cannot say less; docs/security.md and `doctor` warn of what is kept there."""
+    with tempfile.TemporaryDirectory(prefix="ai", dir="/dev/shm") as name:
+        directory = Path(name, "run", "worker")
+        directory.mkdir(parents=True)
+        (directory / "place.json").write_text("{}")
+        results = place.run(
+            """
+            attempt("write", lambda: write(given["deep"] + "/place.json"))
+            attempt("directory", lambda: os.mkdir(given["deep"] + "/d"))
+            """,
+            deep=str(directory),
+        )
+    assert results == {"write": "done", "directory": "EACCES"}
 
 
 @needs(5)

@@ -65,8 +65,8 @@ class WorkerPlace(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
 
     `command` are the words of the harness `command`, its program as an absolute path; no other harness has any.
     `confined`: it may change no files but its own and those in `writable`, which are directories; `required`: it does
-    not begin where the kernel cannot see to that; `network` is whether it may use TCP. Sizes are bytes, `tasks_max`
-    counts processes and threads, `runtime_ms` is how long it may run.
+    not begin where the kernel cannot see to that; `network` is whether it may use the network. Sizes are bytes,
+    `tasks_max` counts processes and threads, `runtime_ms` is how long it may run.
     """
 
     command: tuple[str, ...] = ()

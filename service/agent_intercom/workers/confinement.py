@@ -39,7 +39,8 @@ ABSTRACT_SOCKETS: Final = "abstract-sockets-own"
 # Shared memory is, too: without it there is no semaphore, so no pool of processes, and browsers do not start. What is
 # granted there is granted at every depth, because a rule cannot say less: docs/security.md warns of it.
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts")
-_SHARED_MEMORY: Final = "/dev/shm"
+SHARED_MEMORY: Final = "/dev/shm"
+"""Where each confined worker may make, change and remove regular files."""
 
 
 def abi() -> int:
@@ -189,7 +190,7 @@ def _devices() -> Iterable[tuple[int, int]]:
     """Descriptors of what is no file of anybody, with the rights; what a machine lacks is left out."""
     from agent_intercom.workers import landlock
 
-    places = [(name, landlock.DEVICE) for name in _DEVICES] + [(_SHARED_MEMORY, landlock.SHARED_MEMORY)]
+    places = [(name, landlock.DEVICE) for name in _DEVICES] + [(SHARED_MEMORY, landlock.SHARED_MEMORY)]
     for name, rights in places:
         try:
             descriptor = os.open(name, os.O_PATH | os.O_CLOEXEC)

@@ -345,6 +345,9 @@ def runtime_directory(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check(name, "fail", detail, _LOG_IN, needed=True)
     elif len(os.fsencode(runtime.socket_path(directory, "0" * 32))) > runtime.MAX_SOCKET_PATH:
         yield Check(name, "fail", "XDG_RUNTIME_DIR is too long for the address of a socket", _LOG_IN, needed=True)
+    elif path.realpath(directory).startswith(f"{confinement.SHARED_MEMORY}/"):
+        text = f"XDG_RUNTIME_DIR is below {confinement.SHARED_MEMORY}: confined workers may change what is in it"
+        yield Check(name, "warn", text, f"{_LOG_IN}; or a directory elsewhere that is yours alone")
     else:
         yield in_memory(file_system(directory), "the environment of runs, with its keys, is written there")
 

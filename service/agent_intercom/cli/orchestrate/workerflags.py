@@ -118,7 +118,7 @@ def _confinement(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--writable", action="append", default=[], metavar="DIR", help="--read-only, but for this directory; repeatable"
     )
-    group.add_argument("--no-network", action="store_true", help="no TCP; with --read-only or --writable")
+    group.add_argument("--no-network", action="store_true", help="local sockets only; with --read-only or --writable")
 
 
 def _limits(group: argparse._ArgumentGroup) -> None:

@@ -75,7 +75,7 @@ PARAMETERS: Final = {
     "cwd": Parameter(_TEXT, "where it works; the manager's own directory otherwise"),
     "readOnly": Parameter(_SWITCH, "the kernel keeps it from changing any file outside its scratch directory"),
     "writable": Parameter(_TEXTS, "readOnly, but for these directories"),
-    "noNetwork": Parameter(_SWITCH, "with readOnly or writable: no TCP"),
+    "noNetwork": Parameter(_SWITCH, "with readOnly or writable: local sockets only"),
     "memoryMax": Parameter(_AMOUNT, "memory such as 2G beyond which it is killed"),
     "memoryHigh": Parameter(_AMOUNT, "memory such as 1G beyond which it is slowed down"),
     "tasksMax": Parameter(_NUMBER, "how many processes and threads it may have"),

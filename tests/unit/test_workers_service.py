@@ -408,7 +408,7 @@ def unit_ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of units that are ended from now on, none of which is there."""
     found: list[str] = []
 
-    async def end(_: object, name: str, cgroup: str) -> None:
+    async def end(_: object, name: str, *__: object) -> None:
         found.append(name)
 
     monkeypatch.setattr(ending, "end", end)
@@ -573,7 +573,7 @@ def test_a_scratch_directory_goes_when_all_below_its_worker_have_ended(
         scratch = places.scratch_of(str(stage.state), parent["incarnation"])
         order: list[str] = []
 
-        async def end(_: object, name: str, cgroup: str) -> None:
+        async def end(_: object, name: str, *__: object) -> None:
             order.append(name)
             if stubborn:
                 raise WorkerError(Code.STOP_FAILED, "it does not end")

@@ -105,6 +105,10 @@ def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Serv
             {"state": "stopped", "stop_reason": "manager-requested", "error_code": "left_unit"},
             "on request, what had left",
         ),
+        (
+            {"state": "lost", "stop_reason": "parent-ended", "error_code": "unit_changed"},
+            "what had started it ended, a unit of its name is somebody else's now, and was left alone",
+        ),
         ({"state": "paused"}, "its times stand still"),
         ({"state": "failed", "stop_reason": "spawn-failed", "error_code": "command_not_found"}, "command not found"),
         ({"state": "failed", "error_code": "signaled", "ended": ("signaled", 9)}, "killed by SIGKILL"),

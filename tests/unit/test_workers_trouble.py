@@ -16,7 +16,7 @@ from agent_intercom.host import cgroups, processes
 from agent_intercom.host.errors import HostError
 from agent_intercom.host.journal import Journal
 from agent_intercom.host.manager import ManagerError, ManagerRefused, ManagerUnreachable
-from agent_intercom.host.scopes import Started
+from agent_intercom.host.scopes import ScopeState, Started
 from agent_intercom.workers import actions, ending, pausing, provisioning, reattach, recording, service
 from agent_intercom.workers.clock import STEP_MS, Clock, now_ms
 from agent_intercom.workers.contract import Code
@@ -344,7 +344,7 @@ def test_what_git_says_last_counts_and_who_is_watched_meanwhile_is_waited_for(
         async def dirty(_: str) -> bool:
             return answers.pop(0)
 
-        async def end(_: object, unit: str, cgroup: str) -> None:
+        async def end(_: object, unit: str, *__: object) -> None:
             if answers:
                 raise WorkerError(Code.STOP_FAILED, "it does not end")
             if unit == other["unit"]:
@@ -434,6 +434,49 @@ def test_a_worker_that_is_being_ended_is_not_proved_meanwhile(run: Run, monkeypa
         assert not proved
 
     run(body)
+
+
+@pytest.mark.parametrize(("where", "alone"), [("", True), ("/x.scope", True), ("/elsewhere.scope", False)])
+def test_what_is_in_another_start_of_a_unit_is_not_ended(
+    monkeypatch: pytest.MonkeyPatch, where: str, alone: bool
+) -> None:
+    """Nor is it while there is nobody to ask (an empty place here). What is left of ours elsewhere is."""
+
+    class Other(Scopes):
+        async def __aenter__(self) -> Scopes:
+            if not where:
+                raise ManagerUnreachable("no bus")
+            return self
+
+        async def state(self, unit: str) -> ScopeState:
+            return ScopeState("active", "running", "success", "running", where, "f" * 32)
+
+    killed: list[str] = []
+
+    async def emptied(cgroup: str, timeout: float) -> bool:
+        return bool(killed)
+
+    def kill(cgroup: str) -> bool:
+        killed.append(cgroup)
+        return True
+
+    monkeypatch.setattr(cgroups, "emptied", emptied)
+    monkeypatch.setattr(cgroups, "kill", kill)
+    monkeypatch.setattr(cgroups, "members", lambda _: [])
+
+    async def main() -> None:
+        journal = Journal(path="/nonexistent")
+        managers = Managers(Other, lambda *_: None, journal)  # type: ignore[arg-type]
+        if alone:
+            with pytest.raises(ending.AnotherUnit):
+                await ending.end(managers, UNIT, "/x.scope", "0" * 32, changed=True)
+        else:
+            await ending.end(managers, UNIT, "/x.scope", "0" * 32, changed=True)
+        assert killed == ([] if alone else ["/x.scope"])
+        await managers.close()
+        journal.close()
+
+    asyncio.run(main())
 
 
 # Managers that come and go.

@@ -79,6 +79,9 @@ CHILDREN_REMAIN: Final = "children_remain"
 LEFT_UNIT: Final = "left_unit"
 """The `error_code` of a worker that has ended whose processes had left its unit: there nobody is, elsewhere may be."""
 
+UNIT_CHANGED: Final = "unit_changed"
+"""Why a worker is `unreachable`, and the `error_code` of one that ended as that: somebody else has started its unit."""
+
 
 class StopReason(StrEnum):
     """Why a worker was ended."""

@@ -38,12 +38,21 @@ _GIT: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "
 (5)), as whoever owns the repository wants, so that `dirty` is not for the tree of a worker that is confined."""
 
 
-async def end(managers: Managers, unit: str, cgroup: str) -> None:
+class AnotherUnit(WorkerError):
+    """The unit of that name is another start, of whoever. Nothing was done to it."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.STOP_FAILED, "the unit is not the worker's any more: it is left alone", "unit")
+
+
+async def end(managers: Managers, unit: str, cgroup: str, invocation: str = "", changed: bool = False) -> None:
     """End a worker, and see that nobody is left in its unit. May be repeated, and is of no effect on one that has gone.
 
-    What has left the unit before is not seen, and not ended.
+    What has left the unit before is not seen, and not ended. `invocation` is which start of the unit is the worker's,
+    where nothing else proves that what is there is the worker; `changed`: it was seen to be another one before, so that
+    nothing is done to it while nobody can tell.
 
-    Raises WorkerError `stop_failed` where somebody is left, or nobody can see whether.
+    Raises WorkerError `stop_failed` where somebody is left, or nobody can see whether; AnotherUnit.
     """
     scopes, state = None, None
     with contextlib.suppress(WorkerError, ManagerError):
@@ -52,6 +61,13 @@ async def end(managers: Managers, unit: str, cgroup: str) -> None:
     if not cgroup and state is not None:
         # It was never written down where it is.
         cgroup = state.control_group
+    if state is None and changed and (scopes is None or cgroups.directory(cgroup) is not None):
+        raise AnotherUnit
+    if state is not None and invocation and state.invocation_id not in ("", invocation):
+        if state.control_group == cgroup:
+            raise AnotherUnit
+        # Another one of that name: what is left of ours is elsewhere, and no business of systemd's.
+        scopes = state = None
     frozen = state is not None and state.freezer not in _NOT_FROZEN
     if scopes is None or not await _stopped(scopes, unit, frozen):
         await _asked(cgroup)

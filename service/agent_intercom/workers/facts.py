@@ -12,7 +12,7 @@ from collections import deque
 from msgspec.structs import replace
 
 from agent_intercom.workers import leases, lifecycle
-from agent_intercom.workers.contract import CHILDREN_REMAIN, LEFT_UNIT, Code, Outcome, State, StopReason
+from agent_intercom.workers.contract import CHILDREN_REMAIN, LEFT_UNIT, UNIT_CHANGED, Code, Outcome, State, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.lifecycle import Evidence
 from agent_intercom.workers.records import Ending, Placed, Worker
@@ -77,12 +77,19 @@ class Facts(Table):
         self._put(worker, CHILDREN_REMAIN, ending.outcome)
 
     def ended(
-        self, incarnation: str, ending: Ending, now: int, dirty: bool | None = None, *, left: bool = False
+        self,
+        incarnation: str,
+        ending: Ending,
+        now: int,
+        dirty: bool | None = None,
+        *,
+        left: bool = False,
+        unit_changed: bool = False,
     ) -> list[Worker]:
         """Nobody is left in the unit of an incarnation; what below it is to be ended, in order.
 
-        `left`: its leader lives elsewhere. `dirty` is whether its directory had changes that are not committed; None:
-        not known.
+        `left`: its leader lives elsewhere. `unit_changed`: the unit is another one, and goes on. `dirty` is whether its
+        directory had changes that are not committed; None: not known.
         """
         worker = self._current(incarnation)
         if worker is None:
@@ -90,7 +97,9 @@ class Facts(Table):
         # How the leader ended, where that came first, is how the worker ended; what was left behind was only ended.
         asked = lifecycle.fenced(worker) and worker.ended is None
         ending = ending if worker.ended is None else worker.ended
-        if asked or (ending.outcome == Outcome.EXITED and ending.exit_code == 0):
+        if unit_changed:
+            state, code = State.LOST, UNIT_CHANGED
+        elif asked or (ending.outcome == Outcome.EXITED and ending.exit_code == 0):
             state, code = State.STOPPED, ""
         elif ending.outcome == Outcome.UNKNOWN:
             state, code = State.LOST, str(Outcome.UNKNOWN)
@@ -103,9 +112,10 @@ class Facts(Table):
         self._put(gone, state, ending.outcome)
         return self._orphans(gone, now)
 
-    def lost(self, incarnation: str, now: int, *, left: bool = False) -> list[Worker]:
+    def lost(self, incarnation: str, now: int, *, left: bool = False, unit_changed: bool = False) -> list[Worker]:
         """An incarnation is gone and nothing tells how; what below it is to be ended, in order."""
-        return self.ended(incarnation, Ending(at=now, outcome=Outcome.UNKNOWN), now, left=left)
+        ending = Ending(at=now, outcome=Outcome.UNKNOWN)
+        return self.ended(incarnation, ending, now, left=left, unit_changed=unit_changed)
 
     def unreachable(self, incarnation: str, reason: str, now: int) -> None:
         """It cannot be proved that what is there is this incarnation, nor that it is gone. `reason` is a code."""

@@ -22,7 +22,7 @@ from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.workers import ending, lifecycle, pausing, places, strays
 from agent_intercom.workers.clock import now_ms
-from agent_intercom.workers.contract import Code, State
+from agent_intercom.workers.contract import UNIT_CHANGED, Code, State
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.records import Placed, Worker
 from agent_intercom.workers.service import Service, forgets_place
@@ -36,7 +36,7 @@ PASSING: Final = 3.0
 _LOOK: Final = 0.02
 _SAME, _GONE, _OTHER, _UNKNOWN, _UNSEEN = "same", "gone", "other", "unknown", "unseen"
 
-_UNPROVED: Final = {_OTHER: "unit_changed", _UNKNOWN: str(Code.MANAGER_UNREACHABLE), _UNSEEN: "unproved"}
+_UNPROVED: Final = {_OTHER: UNIT_CHANGED, _UNKNOWN: str(Code.MANAGER_UNREACHABLE), _UNSEEN: "unproved"}
 """Why a worker is `unreachable`: its unit has been started by somebody since, there is no manager to ask, or neither
 the manager nor the kernel tells whose what is there is."""
 
@@ -199,6 +199,8 @@ async def _one(service: Service, worker: Worker) -> bool | None:
         return None
     if verdict in _UNPROVED:
         _close(pidfd)
+        if verdict == _OTHER:
+            service.changed.add(worker.incarnation)
         service.registry.unreachable(worker.incarnation, _UNPROVED[verdict], now_ms())
         service.record()
         return None
@@ -287,8 +289,10 @@ async def _passed(pidfd: int | None, pid: int) -> bool:
 
 async def _never_ran(service: Service, worker: Worker) -> None:
     """End what there is of a start that did not come to its end. A launcher without a service ends by itself."""
+    where = (worker.placed.control_group, worker.placed.invocation_id) if worker.placed else ("",)
     try:
-        await ending.end(service.managers, worker.unit, worker.placed.control_group if worker.placed else "")
+        with contextlib.suppress(ending.AnotherUnit):
+            await ending.end(service.managers, worker.unit, *where)
     except WorkerError as error:
         service.registry.unreachable(worker.incarnation, error.code, now_ms())
         service.record()

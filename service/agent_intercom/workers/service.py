@@ -20,7 +20,7 @@ from agent_intercom.host import faults
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.workers import contract, ending, pausing, places, provisioning
 from agent_intercom.workers.clock import now_ms
-from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, Code, Outcome, StopReason
+from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, UNIT_CHANGED, Code, Outcome, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.managers import Managers, explained
 from agent_intercom.workers.provisioning import Order
@@ -73,6 +73,8 @@ class Service(Recording):
         self.state_dir = state_dir
         self.launcher = launcher
         self.running: dict[str, Running] = {}
+        self.changed: set[str] = set()
+        """The incarnations whose unit was seen to be another one."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -310,12 +312,17 @@ class Service(Recording):
             if now is None or now.state in TERMINAL:
                 return now or worker
             running = self.running.get(worker.incarnation)
-            cgroup = now.placed.control_group if now.placed is not None else ""
+            cgroup, invocation = (now.placed.control_group, now.placed.invocation_id) if now.placed else ("", "")
+            unit_changed = False
             if running is not None and now.run is None and running.tree:
                 changed = await ending.dirty(running.tree)
                 running.dirty[:] = [] if changed is None else [changed]
             try:
-                await ending.end(self.managers, now.unit, cgroup)
+                # One that is watched was proved to be there, and is seen to go.
+                which = ("", False) if running is not None else (invocation, now.incarnation in self.changed)
+                await ending.end(self.managers, now.unit, cgroup, *which)
+            except ending.AnotherUnit:
+                unit_changed = True
             except WorkerError as error:
                 self.registry.stop_failed(worker.incarnation, error.code, now_ms())
                 self.record()
@@ -326,8 +333,11 @@ class Service(Recording):
                 await running.done.wait()
             else:
                 # Nobody watched it: it never came so far, or could not be proved to be there.
-                fallen = self.registry.lost(worker.incarnation, now_ms())
+                fallen = self.registry.lost(worker.incarnation, now_ms(), unit_changed=unit_changed)
                 self.record()
+                if unit_changed:
+                    self.journal.emit(Event.WORKER_LOST, worker=worker.id, code=UNIT_CHANGED)
+                self.changed.discard(worker.incarnation)
                 scratch = places.scratch_of(self.state_dir, now.incarnation) if now.run is None else ""
                 await self._remove_own(now, fallen, scratch, self.place_of(now))
         return self.registry.get(worker.id) or worker

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -209,69 +208,6 @@ def test_a_role_whose_grant_became_a_link_is_refused(tmp_path: Path, monkeypatch
     with refused(Code.CONFINEMENT_UNAVAILABLE, "required"):
         orders.admit(Confinement([str(top)]))
     orders.admit(Confinement([str(top)], required=False))
-
-
-def test_until_it_is_known_that_a_worker_may_start_others_no_path_is_looked_at(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.start(writable=[])
-        monkeypatch.setattr(orders, "plausible", None)
-        with refused(Code.GRANT, "grant"):
-            await stage.start(stage.actions.inside(worker["incarnation"]), writable=["/."])
-
-    run(body)
-
-
-def test_paths_are_no_longer_and_no_more_than_can_be_looked_at(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "settled", None)
-
-    async def body(stage: Stage) -> None:
-        for field, given in (
-            ("directory", {"directory": "/." * 2048}),
-            ("writable", {"writable": ["/." * 2048]}),
-            ("writable", {"writable": ["/"] * (orders.MAX_WRITABLE + 1)}),
-        ):
-            with refused(Code.INVALID, field):
-                await stage.start(**given)
-        assert stage.untouched()
-
-    run(body)
-
-
-def test_a_disk_that_does_not_answer_keeps_nobody_else_waiting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked, answers = threading.Event(), threading.Event()
-
-    def hang(place: Place) -> Place:
-        looked.set()
-        assert answers.wait(20)
-        return place
-
-    async def body(stage: Stage) -> None:
-        monkeypatch.setattr(orders, "settled", hang)
-        start = asyncio.create_task(stage.start())
-        try:
-            assert await asyncio.to_thread(looked.wait, 20)
-            assert (await stage.ask("list"))["workers"] == []
-        finally:
-            answers.set()
-        await start
-        answers.clear()
-        monkeypatch.setattr(orders, "_LOOKING", 0.0)
-        with refused(Code.TIMEOUT, "directory"):
-            await stage.start()
-        answers.set()
-
-    run(body)
-
-
-def test_links_are_followed_as_far_as_the_kernel_follows_them(tmp_path: Path) -> None:
-    (tmp_path / "0").symlink_to("/")
-    for number in range(1, 1500):
-        (tmp_path / str(number)).symlink_to(str(number - 1))
-    confinement.settled(Confinement([str(tmp_path / "39")]))
-    with refused(Code.INVALID, "writable"):
-        confinement.settled(Confinement([str(tmp_path / "1499")]))
 
 
 PARENT: dict[str, Any] = {"grant": Grant(children=9, descendants=9), "memory_max": 1000, "network": False}

@@ -213,10 +213,12 @@ class Actions:
         )
         orders.plausible(place)
         place = await orders.looked_at(orders.settled, place)
-        if parent is None:
-            return place, None
-        own = places.read(self._service.place_of(parent))
-        return orders.narrowed(place, own, places.scratch_of(self._service.state_dir, parent.incarnation)), parent
+        if parent is not None:
+            own = places.read(self._service.place_of(parent))
+            place = orders.narrowed(place, own, places.scratch_of(self._service.state_dir, parent.incarnation))
+        # What cannot be read again could be neither started again nor be told whose it is.
+        places.encoded(place)
+        return place, parent
 
     async def _admit(self) -> None:
         """Raise WorkerError where systemd does not answer, or has more to do than it should (section 2.4)."""

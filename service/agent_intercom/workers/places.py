@@ -146,8 +146,18 @@ def forget_exit(place: str) -> None:
 
 def write(place: str, content: Place) -> None:
     """Say what a worker is, in its place, which is there."""
-    # ASCII, because a variable may have bytes that are no UTF-8.
-    _replace(path.join(place, PLACE_NAME), json.dumps(msgspec.structs.asdict(content)).encode())
+    _replace(path.join(place, PLACE_NAME), encoded(content))
+
+
+def encoded(content: Place) -> bytes:
+    """What `write` writes. Raises WorkerError `invalid_request` for more than `read` reads."""
+    text = json.dumps(msgspec.structs.asdict(content), ensure_ascii=False, separators=(",", ":"))
+    # A variable may have bytes that are no UTF-8: they become escapes.
+    made = text.encode("utf-8", "backslashreplace")
+    if len(made) > _MAX_PLACE:
+        text = f"with the arguments it is longer than the {_MAX_PLACE} bytes that are kept for a restart: pass less"
+        raise WorkerError(Code.INVALID, text, "environment")
+    return made
 
 
 def read(place: str) -> Place:

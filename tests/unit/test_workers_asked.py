@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker is asked to be started with: what is refused before it is looked at, and what is looked at beside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent_intercom.workers import confinement, orders, places
+from agent_intercom.workers.contract import Code
+from agent_intercom.workers.places import Place
+from agent_intercom.workers.spec import Confinement
+from tests.unit.test_workers_service import Run, Stage, run
+from tests.unit.workerstage import refused
+
+__all__ = ["run"]
+
+
+def test_until_it_is_known_that_a_worker_may_start_others_no_path_is_looked_at(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.start(writable=[])
+        monkeypatch.setattr(orders, "plausible", None)
+        with refused(Code.GRANT, "grant"):
+            await stage.start(stage.actions.inside(worker["incarnation"]), writable=["/."])
+
+    run(body)
+
+
+def test_paths_are_no_longer_and_no_more_than_can_be_looked_at(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "settled", None)
+
+    async def body(stage: Stage) -> None:
+        for field, given in (
+            ("directory", {"directory": "/." * 2048}),
+            ("writable", {"writable": ["/." * 2048]}),
+            ("writable", {"writable": ["/"] * (orders.MAX_WRITABLE + 1)}),
+        ):
+            with refused(Code.INVALID, field):
+                await stage.start(**given)
+        assert stage.untouched()
+
+    run(body)
+
+
+def test_a_disk_that_does_not_answer_keeps_nobody_else_waiting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, answers = threading.Event(), threading.Event()
+
+    def hang(place: Place) -> Place:
+        looked.set()
+        assert answers.wait(20)
+        return place
+
+    async def body(stage: Stage) -> None:
+        monkeypatch.setattr(orders, "settled", hang)
+        start = asyncio.create_task(stage.start())
+        try:
+            assert await asyncio.to_thread(looked.wait, 20)
+            assert (await stage.ask("list"))["workers"] == []
+        finally:
+            answers.set()
+        await start
+        answers.clear()
+        monkeypatch.setattr(orders, "_LOOKING", 0.0)
+        with refused(Code.TIMEOUT, "directory"):
+            await stage.start()
+        answers.set()
+
+    run(body)
+
+
+@pytest.mark.parametrize("value", ["\u00e9" * 60_000, "\udcff" * 10_000, "\x01" * 30_000, "\x7f" * 120_000])
+def test_what_is_started_can_be_read_again_and_what_cannot_is_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    async def body(stage: Stage) -> None:
+        environment = {f"V{number}": value for number in range(15)}
+        worker = await stage.start(name="large", environment=environment)
+        place = places.read(stage.service.place_of(stage.registry.get(worker["id"])))  # type: ignore[arg-type]
+        assert place.environment == environment
+        stage.registry.lost(worker["incarnation"], 1)
+        await stage.ask("restart", worker="large")
+        written = len(stage.store.applied)
+        monkeypatch.setattr(places, "_MAX_PLACE", 65_536)
+        with refused(Code.INVALID, "environment"):
+            await stage.start(environment=environment)
+        assert len(stage.store.applied) == written and len(os.listdir(stage.runtime / "agent-intercom/worker")) == 1
+
+    run(body)
+
+
+def test_links_are_followed_as_far_as_the_kernel_follows_them(tmp_path: Path) -> None:
+    (tmp_path / "0").symlink_to("/")
+    for number in range(1, 1500):
+        (tmp_path / str(number)).symlink_to(str(number - 1))
+    confinement.settled(Confinement([str(tmp_path / "39")]))
+    with refused(Code.INVALID, "writable"):
+        confinement.settled(Confinement([str(tmp_path / "1499")]))

@@ -92,6 +92,31 @@ def test_events_say_what_happened_and_the_last_ones_are_kept() -> None:
     assert [event.kind for event in stage.it.events(worker.id, 1)] == ["stopped"]
 
 
+def test_what_changes_nothing_about_a_state_does_not_begin_it_anew(stage: Stage) -> None:
+    worker = stage.run(idle_ms=60 * MINUTE, warning_ms=10 * MINUTE, grace_ms=MINUTE)
+    begun = stage.now
+    stage.now += 50 * MINUTE
+    (due,) = stage.it.due(stage.now)
+    stage.it.checkpoint(due, stage.now)
+    stage.it.rename(PERSON, worker.id, "other", stage.now)
+    (renewed,) = stage.it.renew(PERSON, worker.id, stage.now)
+    assert (renewed.entered_at, renewed.updated_at) == (begun, stage.now)
+    working = stage.it.notify(inside(worker), "working", stage.now)
+    assert working.entered_at == stage.now
+    stage.now += MINUTE
+    assert stage.it.notify(inside(worker), "working", stage.now).entered_at == working.entered_at
+    assert stage.it.stop(PERSON, worker.id, stage.now).worker.entered_at == stage.now
+    fenced = stage.now
+    stage.now += MINUTE
+    stage.it.stop_failed(worker.incarnation, Code.STOP_FAILED, stage.now)
+    assert stage.get(worker).entered_at == fenced
+    assert stage.end(worker).entered_at == stage.now
+    stage.now += MINUTE
+    ended = stage.it.restart(PERSON, worker.id, stage.now).worker
+    assert (ended.state, ended.entered_at) == ("stopped", stage.now - MINUTE)
+    assert stage.it.again(PERSON, worker.id, worker.incarnation, stage.now).entered_at == stage.now
+
+
 def test_waiting_knows_what_it_waits_for(stage: Stage) -> None:
     worker = stage.run()
     assert not reached(worker, "ready")

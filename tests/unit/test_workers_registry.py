@@ -396,7 +396,7 @@ def test_a_restart_is_a_fence_an_end_and_the_next_generation_of_the_same_worker(
     stage.end(worker)
     again = stage.it.again(OVERRIDE, worker.id, worker.incarnation, stage.now)
     made = {"generation": 2, "incarnation": again.incarnation, "unit": again.unit, "root": again.incarnation}
-    times = {"updated_at": stage.now, "active_at": stage.now}
+    times = {"updated_at": stage.now, "entered_at": stage.now, "active_at": stage.now}
     deadlines = ("lease_expires_at", "idle_deadline_at", "checkpoint_deadline_at", "runtime_deadline_at")
     happened = ("state", "readiness", "placed", "ended", "stop_requested_at", "stop_reason", *deadlines)
     assert again == replace(

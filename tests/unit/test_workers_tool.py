@@ -289,7 +289,7 @@ def test_an_answer_that_is_none_is_told_as_that(home: Home, service: Service) ->
 
 
 def test_a_fault_of_the_program_is_an_answer_too(home: Home, service: Service) -> None:
-    odd = {**worker(), "updated_at": "secret"}
+    odd = {**worker(), "entered_at": "secret"}
     service.answers["status"] = {"worker": odd, "processes": [], "unit": None}
     code, text = refused("status", id="x1")
     assert code == "internal_error" and "TypeError" in text and "secret" not in text

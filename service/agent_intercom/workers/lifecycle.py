@@ -89,7 +89,10 @@ def move(worker: Worker, state: State, evidence: Evidence, now: int, reason: str
     interrupted = ""
     if state in _INTERRUPTING:
         interrupted = worker.interrupted if before in _INTERRUPTING and worker.interrupted else before
-    return replace(worker, state=state, state_reason=reason, interrupted=interrupted, updated_at=now)
+    entered = worker.entered_at if (before, worker.state_reason) == (state, reason) else now
+    return replace(
+        worker, state=state, state_reason=reason, interrupted=interrupted, updated_at=now, entered_at=entered
+    )
 
 
 def fence(worker: Worker, reason: str, now: int) -> Worker:
@@ -107,6 +110,7 @@ def fence(worker: Worker, reason: str, now: int) -> Worker:
         stop_requested_at=now,
         stop_reason=reason,
         updated_at=now,
+        entered_at=now,
     )
 
 

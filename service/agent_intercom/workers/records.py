@@ -63,7 +63,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     `name` is what people call it. `role` and `harness` say what it is for and what drives it. `run` is the run's unit
     id, `role` then one of its roles. `readiness` is `verified` (it spoke to us from inside its unit), `unverified` or
     empty. `scoped` is whether it has a scope id, so that who has none does not see it where that id is not known any
-    more.
+    more. It is in its state, for that reason, since `entered_at`.
     `enforced` has the words of `confinement.plan`. `interrupted` is what `blocked`, `paused` and `unreachable`
     return to. `parent` is the incarnation that started it, `root` the topmost one above it, or its own.
     `idle_ms`, `warning_ms`, `grace_ms` and `runtime_ms` are its lifetimes, 0 being "never". Since `paused_at` its times
@@ -96,6 +96,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     enforced: tuple[str, ...] = ()
     created_at: int
     updated_at: int
+    entered_at: int
     active_at: int
     idle_ms: int = 0
     warning_ms: int = 0

@@ -43,6 +43,7 @@ CREATE TABLE worker (
     enforced                TEXT NOT NULL,
     created_at              INTEGER NOT NULL,
     updated_at              INTEGER NOT NULL,
+    entered_at              INTEGER NOT NULL,
     active_at               INTEGER NOT NULL,
     idle_ms                 INTEGER NOT NULL,
     warning_ms              INTEGER NOT NULL,

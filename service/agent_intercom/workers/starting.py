@@ -217,6 +217,7 @@ class Starting(Ownership):
             # Of a role that was started before, the row goes on.
             created_at=now if before is None else before.created_at,
             updated_at=now,
+            entered_at=now,
             active_at=now,
             idle_ms=durations.idle_ms,
             warning_ms=durations.warning_ms,
@@ -260,6 +261,7 @@ class Starting(Ownership):
             root=incarnation if old.parent is None else old.root,
             unit=scope_unit(incarnation),
             updated_at=now,
+            entered_at=now,
             active_at=now,
         )
 

@@ -90,7 +90,7 @@ _ANSWERS: Final = {
 }
 """What there is in the answer to an action that does not answer with one worker."""
 
-_RECORD: Final = frozenset({"id", "name", "state", "owner", "generation", "incarnation", "unit", "updated_at"})
+_RECORD: Final = frozenset({"id", "name", "state", "owner", "generation", "incarnation", "unit", "entered_at"})
 """What is read of a worker without asking whether it is there."""
 
 

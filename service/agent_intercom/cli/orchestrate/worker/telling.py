@@ -143,7 +143,7 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
     """One worker: its record, its unit, its processes, and under `children` what it has started and lives."""
     worker = data["worker"]
     yield f"worker: {worker['name']}, {worker['id']}"
-    yield f"state: {_state(worker)}, for {spoken(now - worker['updated_at'])}"
+    yield f"state: {_state(worker)}, for {spoken(now - worker['entered_at'])}"
     if _silent(worker):
         yield "unverified: it says nothing of itself (`orchestrate worker notify`, from inside it)"
     if note := _note(worker, now, silence=False):
@@ -303,7 +303,7 @@ def strays(count: int) -> str:
 
 def row(worker: Worker, now: int, sessions: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """A line of a table of workers."""
-    since = spoken(now - worker["updated_at"])
+    since = spoken(now - worker["entered_at"])
     session = (sessions or {}).get(worker.get("run") or "")
     owner = f"run of {session}" if session else _owner(worker)
     return worker["name"], worker["id"], _role(worker), _state(worker), since, owner, _note(worker, now)

@@ -96,6 +96,7 @@ def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Serv
     ("changed", "note"),
     [
         ({"checkpoint_deadline_at": None}, ""),
+        ({"checkpoint_deadline_at": None, "checkpoint_requested_at": -1}, "asked for a checkpoint"),
         ({"state": "registering", "readiness": "unverified", "checkpoint_deadline_at": None}, "says nothing of itself"),
         ({"checkpoint_deadline_at": None, "runtime_deadline_at": IDLE}, "is ended at IDLE in any case"),
         ({"runtime_deadline_at": IDLE - 1}, "is ended at IDLE in any case"),

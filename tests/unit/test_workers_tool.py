@@ -394,3 +394,39 @@ def test_a_heartbeat_tells_who_was_asked_for_a_checkpoint_lately(home: Home, ser
     assert details["renewed"] == [] and len(details["checkpointRequests"]) == 1
     service.answers["heartbeat"] = Refused("forbidden")
     assert refused("_heartbeat")[0] == "forbidden"
+
+
+@pytest.mark.parametrize(
+    ("ends", "deadline", "said"),
+    [
+        ({"checkpoint_deadline_at": 330_000}, 330_000, "for a while and will be ended in 5 min. Stop new work, save"),
+        (
+            {"checkpoint_deadline_at": 330_000, "runtime_deadline_at": 150_000},
+            150_000,
+            "for a while; you will be ended in 2 min, for your time is over then. Save what you have",
+        ),
+        (
+            {"checkpoint_deadline_at": None, "runtime_deadline_at": 7_230_000},
+            7_230_000,
+            "for a while; you will be ended in 2 h, for your time is over then. Save what you have",
+        ),
+        ({"checkpoint_deadline_at": None}, None, "for a while, which does not end you. Save what you have, and report"),
+    ],
+)
+def test_a_message_tells_the_end_that_comes(
+    home: Home, service: Service, ends: dict[str, Any], deadline: int | None, said: str
+) -> None:
+    now = int(time.time() * 1000)
+    asked = {"checkpoint_requested_at": now, **{name: at and now + at for name, at in ends.items()}}
+    service.answers |= {"list": {"workers": [worker(**asked)], "hidden": 0}, "heartbeat": {"workers": []}}
+    (found,) = done("_heartbeat")[1]["checkpointRequests"]
+    assert found["deadlineAt"] == (None if deadline is None else now + deadline)
+    assert said in found["message"]
+
+
+@pytest.mark.parametrize("state", ["paused", "unreachable", "blocked"])
+def test_what_stands_still_or_is_being_ended_is_told_of_no_end(home: Home, service: Service, state: str) -> None:
+    now = int(time.time() * 1000)
+    standing = worker(state=state, checkpoint_requested_at=now, checkpoint_deadline_at=now + 9_000)
+    service.answers |= {"list": {"workers": [standing], "hidden": 0}, "heartbeat": {"workers": []}}
+    assert done("_heartbeat")[1]["checkpointRequests"] == []

@@ -348,11 +348,13 @@ def _until(worker: Worker, now: int) -> str:
         told = f"its command has ended ({how})" if how else "its command has ended"
         return f"{told}, what it left behind is ended in {spoken(children - now)}"
     idle, end = worker.get("checkpoint_deadline_at"), worker.get("runtime_deadline_at")
+    asked = "asked for a checkpoint" if worker.get("checkpoint_requested_at") else ""
     if idle is None or (end is not None and end <= idle):
-        return "" if end is None else f"is ended at {_clock(end, now)} in any case"
-    asked = "asked for a checkpoint, " if worker.get("checkpoint_requested_at") else ""
-    last = "" if end is None else f", at {_clock(end, now)} in any case"
-    return f"{asked}is ended at {_clock(idle, now)} if idle{last}"
+        told = "" if end is None else f"is ended at {_clock(end, now)} in any case"
+    else:
+        last = "" if end is None else f", at {_clock(end, now)} in any case"
+        told = f"is ended at {_clock(idle, now)} if idle{last}"
+    return ", ".join(filter(None, (asked, told)))
 
 
 def _ending(worker: Worker) -> Iterator[str]:

@@ -321,6 +321,7 @@ class _Acting:
         from agent_intercom.cli.orchestrate.worker import looking
         from agent_intercom.workers.contract import TERMINAL, Code
         from agent_intercom.workers.errors import WorkerError
+        from agent_intercom.workers.lifecycle import PAUSABLE
 
         now = looking.now()
         try:
@@ -333,9 +334,11 @@ class _Acting:
         result = self._service.request("list", {"all": False, "history": False})
         live = [worker for worker in result["workers"] if worker["state"] not in TERMINAL]
         asked = [worker for worker in live if worker.get("checkpoint_requested_at") is not None]
+        # Of the others the times stand still, or it is being ended.
+        going = [worker for worker in asked if worker["state"] in PAUSABLE]
         requests = [
             toolterms.checkpoint(worker, now)
-            for worker in asked
+            for worker in going
             if now - (worker.get("checkpoint_attempted_at") or worker["checkpoint_requested_at"]) < CHECKPOINT_FRESH_MS
         ]
         details = {"renewed": renewed, "checkpointRequested": [w["id"] for w in asked], "checkpointRequests": requests}

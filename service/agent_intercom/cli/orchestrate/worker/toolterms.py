@@ -250,13 +250,20 @@ def grant(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def checkpoint(worker: Mapping[str, Any], now: int) -> dict[str, Any]:
-    """What the host of an agent has to deliver to a worker that will be ended soon."""
-    deadline = worker.get("checkpoint_deadline_at")
-    left = "soon" if deadline is None else f"in {amounts.spoken(deadline - now)}"
-    message = (
-        f"You have given no sign of life for a while and will be ended {left}. Stop new work, save what you have,"
-        " report how far you are, and ask to be renewed if you mean to work on quietly."
-    )
+    """What the host of an agent has to deliver to a worker that has been quiet for so long that it is asked to save.
+
+    Its deadline is when it will be ended, whatever for; None: never, as things are.
+    """
+    idle, longest = worker.get("checkpoint_deadline_at"), worker.get("runtime_deadline_at")
+    deadline = min((at for at in (idle, longest) if at is not None), default=None)
+    left = "" if deadline is None else f"in {amounts.spoken(deadline - now)}"
+    message = "You have given no sign of life for a while"
+    if deadline is not None and deadline == idle:
+        message += f" and will be ended {left}. Stop new work, save what you have, report how far you are,"
+        message += " and ask to be renewed if you mean to work on quietly."
+    else:
+        message += f"; you will be ended {left}, for your time is over then." if left else ", which does not end you."
+        message += " Save what you have, and report how far you are."
     return {
         "workerId": worker["id"],
         "runId": worker["incarnation"],

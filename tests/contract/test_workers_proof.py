@@ -123,6 +123,31 @@ def test_what_was_frozen_past_the_service_is_paused(host: WorkerHost, ask: Ask) 
     assert ask("resume", worker="held")["worker"]["state"] == "registering"
 
 
+def test_of_what_is_frozen_past_the_service_the_times_stand_still(host: WorkerHost, ask: Ask) -> None:
+    """Without anybody who asks for it, and with what was left when it was frozen."""
+    lifetimes = {"runtime_ms": 60_000}
+    begun = ask("start", **host.wanted("/bin/sleep", "100", lifetimes=lifetimes))["worker"]
+
+    def listed() -> dict[str, Any]:
+        (found,) = ask("list")["workers"]
+        return dict(found)
+
+    frozen(host, begun, "1")
+    until(lambda: listed()["state"] == "paused", "it is taken as paused")
+    paused = listed()
+    assert paused["runtime_deadline_at"] is None and 0 < paused["runtime_left_ms"] <= 60_000
+    frozen(host, begun, "0")
+    until(lambda: listed()["state"] == "registering", "it goes on")
+    assert listed()["runtime_deadline_at"] >= begun["runtime_deadline_at"]
+    # Whose slice is frozen is not paused.
+    above = host.group.path / "cgroup.freeze"
+    above.write_text("1")
+    events = host.group.path / begun["unit"] / "cgroup.events"
+    until(lambda: "frozen 1" in events.read_text(), "it stands still")
+    assert ask("status", worker=begun["id"])["worker"]["state"] == "registering"
+    above.write_text("0")
+
+
 def test_what_is_frozen_takes_its_signal_when_it_is_stopped(host: WorkerHost, ask: Ask) -> None:
     """The stand-in, as an older systemd, asks what cannot listen."""
     begun = ask("start", **host.wanted("/bin/sleep", "100", name="held"))["worker"]

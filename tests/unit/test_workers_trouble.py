@@ -594,6 +594,35 @@ def test_what_a_worker_used_before_its_last_activity_does_not_count(run: Run, us
     run(body)
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_who_stands_still_is_not_ended_for_the_sake_of_time(
+    run: Run, ended: list[str], monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """Frozen itself it is taken as paused; with its slice it is looked at again."""
+    frozen = [True]
+    monkeypatch.setattr(cgroups, "frozen", lambda _: frozen[0])
+    monkeypatch.setattr(cgroups, "held", lambda _: held)
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.start(lifetimes=actions.Durations(runtime_ms=1))
+        clock = Timers(stage.service)
+        await asyncio.sleep(0.01)
+        clock._fire()
+        assert row(stage, worker).state == ("paused" if held else "registering") and not ended
+        if not held:
+            assert clock._handle is not None and clock._held > asyncio.get_running_loop().time()
+        frozen[0] = False
+        pausing.stilled(stage.service, worker["incarnation"], False)
+        await asyncio.sleep(0.01)
+        clock._fire()
+        while stage.service.busy:
+            await asyncio.sleep(0)
+        assert ended == [worker["unit"]] and row(stage, worker).stop_reason == "runtime-expired"
+        clock.close()
+
+    run(body)
+
+
 def test_a_clock_that_is_set_ends_nobody(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, wall = Clock(), time.time_ns
 

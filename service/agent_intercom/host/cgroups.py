@@ -78,6 +78,16 @@ def frozen(cgroup: str) -> bool:
         return events.frozen()
 
 
+def held(cgroup: str) -> bool:
+    """Whether it is a control group itself that is to be frozen, and not only one above it; not where it is gone."""
+    found = directory(cgroup)
+    with contextlib.suppress(OSError):
+        if found is not None:
+            with open(path.join(found, "cgroup.freeze"), encoding="ascii") as file:
+                return file.read().strip() == "1"
+    return False
+
+
 def wait_empty(cgroup: str, timeout: float) -> bool:
     """Wait, at most `timeout` seconds, until nobody is in a control group or below it; whether that came. Blocks."""
     deadline = time.monotonic() + timeout
@@ -174,12 +184,21 @@ def _held(file: str) -> bool:
 class Watch:
     """Calls back once, from the loop and never from within the constructor, when nobody is left in a control group.
 
-    For one that is gone that is at once. `close` ends it before; a second time is of no effect.
+    For one that is gone that is at once. `stilled` is called before that with True whenever all of it has come to stand
+    still, and with False when it goes on (see `frozen`). `close` ends it before; a second time is of no effect.
     """
 
-    def __init__(self, cgroup: str, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cgroup: str,
+        loop: asyncio.AbstractEventLoop,
+        callback: Callable[[], None],
+        stilled: Callable[[bool], None] | None = None,
+    ) -> None:
         self._loop = loop
         self._callback: Callable[[], None] | None = callback
+        self._stilled = stilled
+        self._still = False
         self._events = _Events(cgroup)
         # The file is always readable; only that it has changed is of interest, which a loop cannot ask for itself.
         try:
@@ -211,6 +230,9 @@ class Watch:
         if callback is not None and not self._events.populated():
             self.close()
             callback()
+        elif callback is not None and self._stilled is not None and self._events.frozen() is not self._still:
+            self._still = not self._still
+            self._stilled(self._still)
 
 
 class Counts(NamedTuple):

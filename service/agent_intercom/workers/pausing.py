@@ -2,7 +2,8 @@
 """Holding workers: their units are frozen and thawed, and what systemd says of that is what counts (section 2.7).
 
 Anybody can freeze a unit of theirs past the worker service, and the service may be killed between a freeze and its
-record. So whoever looks at a unit has the record follow it.
+record. So the record follows what the kernel tells of a unit that is watched, and whoever looks at one has it follow
+that. A unit that stands still because its slice is frozen is not paused; it is not ended for the sake of time either.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
+from agent_intercom.host import cgroups
 from agent_intercom.host.manager import ManagerError
-from agent_intercom.workers import lifecycle
+from agent_intercom.workers import lifecycle, pauses
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
@@ -68,6 +70,27 @@ def follow(service: Service, worker: Worker, state: ScopeState) -> None:
     elif state.freezer == _RUNNING:
         service.registry.resumed(worker.incarnation, now_ms())
     service.record()
+
+
+def stilled(service: Service, incarnation: str, still: bool) -> None:
+    """The same, as the kernel tells it of a unit that has come to stand still, or goes on."""
+    worker = service.registry.of(incarnation)
+    if worker is None or worker.placed is None:
+        return
+    if not still:
+        service.registry.resumed(incarnation, now_ms())
+    elif cgroups.held(worker.placed.control_group):
+        service.registry.paused(incarnation, now_ms())
+    service.record()
+
+
+def still(service: Service, incarnation: str) -> bool:
+    """Whether a worker stands still now; its record says so then."""
+    worker = service.registry.of(incarnation)
+    if worker is None or worker.placed is None or not pauses.frozen(worker.placed.control_group):
+        return False
+    stilled(service, incarnation, True)
+    return True
 
 
 async def _state(service: Service, worker: Worker) -> ScopeState | None:

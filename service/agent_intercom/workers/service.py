@@ -208,6 +208,7 @@ class Service(Recording):
             leader,
             remain=lambda: self._children_remain(incarnation),
             gone=lambda: self.spawn(self._gone(incarnation)),
+            stilled=lambda still: pausing.stilled(self, incarnation, still),
         )
         self.running[incarnation] = Running(watch, place, scratch, tree, asyncio.Event(), [])
 

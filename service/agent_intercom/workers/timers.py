@@ -7,6 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent_intercom.host import cgroups
+from agent_intercom.workers import pausing
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import StopReason
 from agent_intercom.workers.terms import Due, Work
@@ -22,6 +23,9 @@ _LONGEST: Final = 3_600.0
 
 _SOONEST: Final = 0.05
 
+_HOLDING: Final = 1.0
+"""Seconds until something that is due of a worker that stands still is looked at again."""
+
 
 class Timers:
     """Does what is due. Call `arm` after each change."""
@@ -30,6 +34,7 @@ class Timers:
         self._service = service
         self._handle: asyncio.TimerHandle | None = None
         self._used: dict[str, _Used] = {}
+        self._held = 0.0
 
     def arm(self) -> None:
         """Set the timer to what is due next."""
@@ -37,8 +42,9 @@ class Timers:
         self._begin_counting()
         at = self._service.registry.next_due()
         if at is not None:
-            delay = min(max((at - now_ms()) / 1000, _SOONEST), _LONGEST)
-            self._handle = asyncio.get_running_loop().call_later(delay, self._fire)
+            loop = asyncio.get_running_loop()
+            delay = max((at - now_ms()) / 1000, _SOONEST, self._held - loop.time())
+            self._handle = loop.call_later(min(delay, _LONGEST), self._fire)
 
     def close(self) -> None:
         """Set it to nothing."""
@@ -51,7 +57,10 @@ class Timers:
         registry, now = self._service.registry, now_ms()
         for due in registry.due(now):
             idle = due.work == Work.CHECKPOINT or due.reason == StopReason.IDLE
-            if idle and self._worked(due):
+            if pausing.still(self._service, due.incarnation):
+                # It can neither save its work nor get any further. With its slice it is thawed at some time.
+                self._held = asyncio.get_running_loop().time() + _HOLDING
+            elif idle and self._worked(due):
                 registry.noted(due.incarnation, now)
             elif due.work == Work.CHECKPOINT:
                 registry.checkpoint(due, now)

@@ -39,7 +39,8 @@ class Watch:
 
     `leader` is the shim: its launcher where this process is its parent, else a pidfd, which becomes this object's; None
     where it has ended. `remain` is called when the shim has ended and others are left after a moment, `gone` once,
-    when nobody is left in the unit; neither from within the constructor. `close` ends it before.
+    when nobody is left in the unit, `stilled` as of `cgroups.Watch`; none from within the constructor. `close` ends it
+    before.
 
     Raises HostError and OSError where the control group cannot be watched; `leader` is the caller's then.
     """
@@ -51,6 +52,7 @@ class Watch:
         leader: Gated | int | None,
         remain: Callable[[], None],
         gone: Callable[[], object],
+        stilled: Callable[[bool], None] | None = None,
     ) -> None:
         self.placed = placed
         self.result = ""
@@ -67,7 +69,8 @@ class Watch:
         self._counted = 0
         self._counters = cgroups.Counters(placed.control_group)
         try:
-            self._events = cgroups.Watch(placed.control_group, asyncio.get_running_loop(), self.empty.set)
+            loop = asyncio.get_running_loop()
+            self._events = cgroups.Watch(placed.control_group, loop, self.empty.set, stilled)
         except BaseException:
             self._counters.close()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Iterator
@@ -315,3 +316,62 @@ def test_who_is_not_let_in_is_told_why_even_where_nothing_can_be_sent(tmp_path: 
             connection.send(frame(json.dumps({"version": 1, "id": "", "ok": False, "error": fault}).encode()))
         with refused(contract.Code.LIMIT, "connections"):
             client.request("list", {}, timeout=HANG)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may have no more than it has."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_service_that_has_no_descriptors_left_for_good_says_it_once_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "STARVED", 0.0)
+
+    async def body(address: str, socket_: socket.socket) -> None:
+        journal, starved = Told(), asyncio.Event()
+        door = Door(_echo, journal, lambda: None, starved.set)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address)
+            with no_descriptors():
+                door.listen(socket_)
+                async with asyncio.timeout(HANG):
+                    await starved.wait()
+            assert [event for event, _ in journal.events] == [Event.OUT_OF_DESCRIPTORS]
+            while not door.connections:
+                await asyncio.sleep(0)
+            await door.close()
+
+    with listener(tmp_path) as (listening_, address):
+        run(lambda: body(address, listening_))
+
+
+def test_a_shortage_that_passes_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is counted from its own beginning."""
+    monkeypatch.setattr(listening, "STARVED", 0.0)
+
+    async def body(address: str, socket_: socket.socket) -> None:
+        journal, starved = Told(), asyncio.Event()
+        door = Door(_echo, journal, lambda: None, starved.set)
+        door.listen(socket_)
+        for number in (1, 2):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(address)
+                with no_descriptors():
+                    while len(journal.events) < number:
+                        await asyncio.sleep(0)
+                while not door.connections:
+                    await asyncio.sleep(0)
+            while door.connections:
+                await asyncio.sleep(0)
+        assert not starved.is_set()
+        await door.close()
+
+    with listener(tmp_path) as (listening_, address):
+        run(lambda: body(address, listening_))

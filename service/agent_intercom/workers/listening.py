@@ -50,6 +50,9 @@ _BYTES_OF_ONE: Final = 2 * contract.MAX_FRAME
 
 _ORIGIN: Final = "workers"
 
+STARVED: Final = 10.0
+"""Seconds for which somebody waits and may not have a descriptor, after which nobody expects that to end by itself."""
+
 _ACCEPTS_PER_WAKE: Final = 32
 _RETRY: Final = 0.1
 
@@ -226,9 +229,15 @@ class Peer(asyncio.Protocol):
 
 
 class Door:
-    """The listening sockets, and everybody who is connected. `changed` is called when one has come or gone."""
+    """The listening sockets, and everybody who is connected. `changed` is called when one has come or gone.
 
-    def __init__(self, handler: Handler, journal: Journal, changed: Callable[[], None]) -> None:
+    `starved` is called when nobody could be accepted for long, because this process may have no more descriptors. It is
+    far from any limit by itself: its limit was lowered, which it cannot undo, or it lost count. The next one has both.
+    """
+
+    def __init__(
+        self, handler: Handler, journal: Journal, changed: Callable[[], None], starved: Callable[[], None] | None = None
+    ) -> None:
         self._handler = handler
         self._journal = journal
         self._changed = changed
@@ -239,6 +248,8 @@ class Door:
         self._refusals = Refusals(journal)
         self._greetings: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        self._starved = starved
+        self._short: float | None = None
         self._open = True
 
     def listen(self, listener: socket.socket) -> None:
@@ -289,10 +300,23 @@ class Door:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._journal.emit(Event.OUT_OF_DESCRIPTORS, open=self.connections)
+                    # accept(2) looks for a descriptor before it looks for a peer.
+                    if not self.waiting():
+                        return
+                    self._starve(own=error.errno == errno.EMFILE)
                 self._rest(listener)
                 return
+            self._short = None
             self._welcome(connection)
+
+    def _starve(self, *, own: bool) -> None:
+        """Nobody can be accepted for want of a descriptor; `own`: this process may have no more, others may."""
+        now = self._loop.time()
+        if self._short is None:
+            self._short = now
+            self._journal.emit(Event.OUT_OF_DESCRIPTORS, open=self.connections)
+        elif own and now - self._short >= STARVED and self._starved is not None:
+            self._starved()
 
     def _rest(self, listener: socket.socket) -> None:
         """Let them wait in the queue, the one place where they can, until somebody has gone."""
@@ -303,6 +327,8 @@ class Door:
     def _again(self) -> None:
         self._retry = None
         if self._open:
+            if not self.waiting():
+                self._short = None
             for listener in self._listeners:
                 self._loop.add_reader(listener, self._accept, listener)
 

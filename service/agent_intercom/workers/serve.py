@@ -51,7 +51,7 @@ example: orchestrate-workers --bind $XDG_RUNTIME_DIR/agent-intercom/workers.sock
 
 exit codes:
   0  told to end, or nothing is to be watched
-  1  refused to start; the line on standard error says why
+  1  refused to start; the line on standard error says why. Or no descriptor was left for long: systemd starts the next
   2  the command line is wrong
   3  another worker service has the registry (with --bind; started by systemd it says so to whoever asks)
 """
@@ -131,7 +131,7 @@ async def _serve(
         main_.store.close()
         if address is not None:
             standalone.unbind(address, made)
-    return 0
+    return 1 if main_.failed else 0
 
 
 class Main:
@@ -176,7 +176,9 @@ class Main:
         self._timers = Timers(self.service)
         self._again = reattach.Again(self.service)
         self._requests = Requests(self.service, library)
-        self._door = Door(self._requests.answer, journal, self._changed)
+        self._door = Door(self._requests.answer, journal, self._changed, self._fail)
+        self.failed = False
+        """Whether it ended because it could not go on, and the next one can."""
 
     def _unit_changed(self, unit: str, active: str, sub: str, result: str) -> None:
         self.service.unit_changed(unit, active, sub, result)
@@ -253,6 +255,11 @@ class Main:
     def _clock_was_set(self, by: int) -> None:
         self.service.registry.stepped(by)
         self.service.record()
+
+    def _fail(self) -> None:
+        if not self._bound:
+            self.failed = True
+            self.stop("descriptors")
 
     def stop(self, reason: str) -> None:
         """End, for a reason that is logged. Workers go on."""

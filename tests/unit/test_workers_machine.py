@@ -184,22 +184,22 @@ class Workers(RuleBasedStateMachine):
         if model is None or model.phase == "fenced" or model.parent is not None:
             return
         caller, now = OUTSIDE[number], self.stage.now
-        answer = self.attempt(self.may(number, model, True), lambda: self.it.restart(caller, worker, now))
+        taken = any(
+            other.live
+            and other is not model
+            and other.name.lower() == model.name.lower()
+            and (other.scope, other.parent) == (model.scope, None)
+            for other in self.models.values()
+        )
+        allowed = not taken and self.may(number, model, True)
+        answer = self.attempt(allowed, lambda: self.it.restart(caller, worker, now))
         if answer is None:
             return
         if stopped_between:
             self.it.stop(caller, worker, now)
         for row in sorted([*self.below(model), model], key=lambda row: -len(self.above(row))):
             self.finish(row)
-        taken = any(
-            other.live
-            and other.name.lower() == model.name.lower()
-            and (other.scope, other.parent) == (model.scope, None)
-            for other in self.models.values()
-        )
-        again = self.attempt(
-            not taken and not stopped_between, lambda: self.it.again(caller, worker, model.incarnation, now)
-        )
+        again = self.attempt(not stopped_between, lambda: self.it.again(caller, worker, model.incarnation, now))
         if again is not None:
             model.generation += 1
             self.ledger[worker] += 1

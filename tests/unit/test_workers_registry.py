@@ -436,10 +436,10 @@ def test_a_worker_that_is_being_stopped_or_forgotten_is_not_restarted(stage: Sta
 
 def test_a_restart_does_not_take_a_label_that_has_gone_to_another(stage: Stage) -> None:
     worker = stage.end(stage.run(name="tester"))
-    stage.it.restart(PERSON, worker.id, stage.now)
     stage.start(name="TESTER")
     with refused(Code.NAME_TAKEN):
-        stage.it.again(PERSON, worker.id, worker.incarnation, stage.now)
+        stage.it.restart(PERSON, worker.id, stage.now)
+    assert stage.get(worker).stop_reason == worker.stop_reason
 
 
 # Workers of a run

@@ -30,13 +30,10 @@ from agent_intercom.workers.terms import Caller, Stopping, Wanted
 if TYPE_CHECKING:
     from agent_intercom.workers.service import Service
 
-MAX_TASK: Final = 262_144
-"""Characters of a task."""
-
 MAX_WAIT_MS: Final = 24 * 3_600_000
 
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
-_Duration = Annotated[int, msgspec.Meta(ge=0, le=10 * 366 * 86_400_000)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
+_Duration = Annotated[int, msgspec.Meta(ge=0, le=contract.MAX_DURATION_MS)]
 
 
 class Durations(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,7 +50,7 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     harness: str = "command"
     name: str | None = None
     role: str | None = None
-    task: Annotated[str, msgspec.Meta(max_length=MAX_TASK)] | None = None
+    task: Annotated[str, msgspec.Meta(max_length=contract.MAX_TASK)] | None = None
     writable: list[str] | None = None
     network: bool = True
     memory_max: _Positive | None = None
@@ -282,6 +279,9 @@ class Actions:
     async def _restart(self, caller: Caller, asked: Again) -> dict[str, Any]:
         seen = self._registry.find(caller, asked.worker)
         place = None if seen.run is not None else places.read(self._service.place_of(seen))
+        if place is not None:
+            # Nothing is ended that could not be begun again.
+            await orders.looked_at(orders.check_again, place, self._library)
         await self._admit()
         stopping = self._registry.restart(caller, asked.worker, now_ms())
         assert place is not None
@@ -289,14 +289,27 @@ class Actions:
         return await asyncio.shield(self._service.spawn(self._again(caller, stopping, place, asked.fresh)))
 
     async def _again(self, caller: Caller, stopping: Stopping, place: Place, fresh: bool) -> dict[str, Any]:
-        ended = await self._service.end_all(stopping.fenced)
         old = stopping.worker
+        try:
+            ended = await self._service.end_all(stopping.fenced)
+            begun = await self._begun_again(caller, old, place, fresh)
+        except WorkerError as error:
+            now = self._registry.of(old.incarnation) or self._registry.get(old.id)
+            if stopping.fenced and (now is None or now.state in TERMINAL):
+                text = f"{error.text}; the worker has ended, and not begun again"
+                raise WorkerError(error.code, text, error.field) from error
+            raise
+        finally:
+            self._registry.given_up(old.id, old.incarnation)
+        lacks = unenforced(self._service, begun)
+        return {"worker": told(begun), "stopped": [told(each) for each in ended], "unenforced": lacks}
+
+    async def _begun_again(self, caller: Caller, old: Worker, place: Place, fresh: bool) -> Worker:
+        """The next incarnation of a worker that has ended."""
         worker = self._registry.again(caller, old.id, old.incarnation, now_ms())
         self._service.commit()
         parent = self._registry.of(worker.parent) if worker.parent is not None else None
-        begun = await self._service.begin(worker, self._preparation(place, parent, fresh=fresh, again=True))
-        lacks = unenforced(self._service, begun)
-        return {"worker": told(begun), "stopped": [told(each) for each in ended], "unenforced": lacks}
+        return await self._service.begin(worker, self._preparation(place, parent, fresh=fresh, again=True))
 
     async def _pause(self, caller: Caller, asked: One) -> dict[str, Any]:
         await self._look(caller, asked)

@@ -137,6 +137,23 @@ def settled(place: Place) -> Place:
     return replaced(place, directory=directory, writable=writable)
 
 
+def check_again(place: Place, library: str) -> None:
+    """Raise WorkerError where a worker could not be started with this once more; `library` is as that of `of_person`.
+
+    Of its command only that it is there is looked at: whether it can be executed shows when it is.
+    """
+    check(place)
+    limits = confined(place)
+    if limits is not None and set(confinement.settled(limits).writable) != set(limits.writable):
+        text = "a directory that it may write is behind a link that was not there when it was started"
+        raise WorkerError(Code.INVALID, text, "writable")
+    name = place.arguments[0]
+    search = environment.with_command(place.environment, environment.commands_of(library)).get("PATH", os.defpath)
+    where = [""] if "/" in name else search.split(os.pathsep)
+    if not any(path.lexists(path.join(place.directory, directory, name)) for directory in where):
+        raise WorkerError(Code.COMMAND_NOT_FOUND, "the command was not found", "command")
+
+
 def admit(limits: Confinement | None) -> None:
     """Raise WorkerError where the worker of a role cannot be confined as its run says; nothing was begun then.
 

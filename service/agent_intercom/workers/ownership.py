@@ -217,7 +217,7 @@ class Ownership(Table):
         """Make sure that no other live worker of the scope id has this name. Raises WorkerError, `name_taken`."""
         for other in self._rows.values():
             same_scope = other.id in self._scopes and self._scopes[other.id] == scope
-            if other.id != worker and lifecycle.alive(other) and same_scope and _same(other.name, name):
+            if other.id != worker and self._stands(other) and same_scope and _same(other.name, name):
                 raise WorkerError(Code.NAME_TAKEN, "a live worker has this name already", "name")
 
 

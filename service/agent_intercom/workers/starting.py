@@ -44,13 +44,14 @@ class Starting(Ownership):
             return Started(first, repeated=True)
         scope = caller.scope if me is None else self.scope(me.id)
         grant = self._admit(me, wanted, now)
-        self._room(wanted.run, now)
+        self._room(wanted.run)
+        self._pace(now)
         worker = replace(self._new(caller, me, wanted, grant, now), scoped=scope is not None)
         self._free(worker.name, worker.id, scope)
         self._drop_expired(now)
         self._set(self._scopes, worker.id, scope)
         self._begin(worker)
-        self._begun.append(now)
+        self._count(now)
         if wanted.key is not None:
             row = Key(wanted.key, _name(principal(caller)), worker.id, _digest(wanted), now + KEY_MS)
             key = (row.key, row.principal, row.worker)
@@ -61,14 +62,21 @@ class Starting(Ownership):
     def restart(self, caller: Caller, reference: str, now: int) -> Stopping:
         """First half of a restart: fence as `stop` does, where there is something to end. Then end it, then `again`.
 
-        Codes as of `stop`, and conflict (it is being ended already), place_lost, grant_exceeded.
+        Nothing is ended that could not be begun again, as far as it is known here: its name and its place among the
+        live ones stay its own until `again`, or `given_up`. Codes as of `stop`, and conflict (it is being ended
+        already), place_lost, grant_exceeded, limit_reached, name_taken.
         """
         worker = self._owned(caller, reference)
         if worker.run is not None:
             raise WorkerError(Code.FORBIDDEN, "a worker of a run is changed by its run alone", "worker")
         if lifecycle.fenced(worker) and worker.stop_reason != StopReason.RESTART:
             raise WorkerError(Code.CONFLICT, "the worker is being ended", "worker")
-        self._repeatable(worker, now)
+        scope = self._repeatable(worker, now)
+        self._room(None, worker)
+        self._pace(now)
+        self._free(worker.name, worker.id, scope)
+        self._count(now)
+        self._set(self._restarting, worker.id, worker.incarnation)
         if not lifecycle.alive(worker):
             # So that nothing but this restart begins it, and whatever comes in between takes this away.
             worker = self._put(replace(worker, stop_reason=StopReason.RESTART, updated_at=now), "restart_requested")
@@ -82,16 +90,21 @@ class Starting(Ownership):
         meanwhile, or it has not ended; name_taken, limit_reached, grant_exceeded, place_lost.
         """
         self._me(caller)
+        self.given_up(worker, incarnation)
         old = self._rows.get(worker)
         if old is None or old.incarnation != incarnation or old.stop_reason != StopReason.RESTART:
             raise WorkerError(Code.CONFLICT, "the worker was stopped, forgotten or restarted meanwhile", "worker")
         if lifecycle.alive(old) or any(map(lifecycle.alive, self._descendants(old))):
             raise WorkerError(Code.LIVE, "the worker, or one below it, has not ended", "worker")
         scope = self._repeatable(old, now)
-        self._room(None, now)
+        self._room(None)
         self._free(old.name, old.id, scope)
-        self._begun.append(now)
         return self._begin(self._next(old, self._generations.get(old.id, old.generation) + 1, now))
+
+    def given_up(self, worker: str, incarnation: str) -> None:
+        """A restart is over, be it that it failed: what was kept for it is not any more."""
+        if self._restarting.get(worker) == incarnation:
+            del self._restarting[worker]
 
     # Admission
 
@@ -145,7 +158,7 @@ class Starting(Ownership):
         if me.depth + 1 > self._limits.depth:
             raise WorkerError(Code.GRANT, "workers are nested too deep", "grant.depth")
         for above in (me, *self._ancestors(me)):
-            below = list(filter(lifecycle.alive, self._descendants(above)))
+            below = list(filter(self._stands, self._descendants(above)))
             if above is me and sum(_id(self._parent(row)) == me.id for row in below) >= held.children:
                 raise WorkerError(Code.GRANT, "your grant has no child left", "grant.children")
             if above.grant is None:
@@ -168,18 +181,26 @@ class Starting(Ownership):
                 self._permitted(above, now)
         return self.scope(worker.id)
 
-    def _room(self, run: str | None, now: int) -> None:
-        """Make sure that there may be one worker more. Raises WorkerError, `limit_reached`."""
+    def _room(self, run: str | None, but: Worker | None = None) -> None:
+        """Make sure that there may be one live worker more than there are without one. Raises `limit_reached`."""
         limits = self._limits
-        live = list(filter(lifecycle.alive, self._rows.values()))
+        live = [row for row in self._rows.values() if row is not but and self._stands(row)]
         if len(live) >= limits.live:
             raise WorkerError(Code.LIMIT, f"{limits.live} workers are live, which is all there may be", "live")
         if run is not None and sum(worker.run == run for worker in live) >= limits.live_in_run:
             raise WorkerError(Code.LIMIT, f"the run has {limits.live_in_run} live workers, which is all", "live_in_run")
+
+    def _pace(self, now: int) -> None:
+        """Make sure that one worker more may begin now. Raises WorkerError, `limit_reached`."""
+        limits = self._limits
         while self._begun and self._begun[0] <= now - limits.starts_ms:
             self._begun.popleft()
         if len(self._begun) >= limits.starts:
             raise WorkerError(Code.LIMIT, "too many workers were started just now; try again in a minute", "starts")
+
+    def _count(self, now: int) -> None:
+        """Count one that begins: a restart when it is asked for, so that nobody else's start is in its way then."""
+        self._begun.append(now)
 
     def _drop_expired(self, now: int) -> None:
         for key in [key for key, row in self._keys.items() if row.expires_at <= now]:

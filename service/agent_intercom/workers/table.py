@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from agent_intercom.workers import lifecycle
-from agent_intercom.workers.contract import Code, Lifetimes, Limits
+from agent_intercom.workers.contract import Code, Lifetimes, Limits, StopReason
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.records import Event, Generation, Incarnation, Key, Worker
 from agent_intercom.workers.terms import Changes, Loaded
@@ -40,6 +40,7 @@ class Table:
         self._keys = {(row.key, row.principal, row.worker): row for row in loaded.keys}
         self._scopes: dict[str, str | None] = {}
         self._claims: set[str] = set()
+        self._restarting: dict[str, str] = {}
         self._begun: deque[int] = deque()
         self._kept: Changes | None = None
         self._events: dict[str, deque[Event]] = {}
@@ -78,6 +79,11 @@ class Table:
     def fenced(self) -> list[Worker]:
         """The workers that are to be ended and have not, deepest first: to be stopped again after a restart of ours."""
         return deepest_first(filter(lifecycle.fenced, self._rows.values()))
+
+    def _stands(self, worker: Worker) -> bool:
+        """Whether a worker has its name, and counts, as a live one: a restart gives neither away in between."""
+        under_way = self._restarting.get(worker.id) == worker.incarnation
+        return lifecycle.alive(worker) or (under_way and worker.stop_reason == StopReason.RESTART)
 
     def ended_workers(self) -> list[Worker]:
         """The workers that have ended and are retained."""

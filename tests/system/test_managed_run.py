@@ -282,6 +282,68 @@ def test_whoever_is_killed_nobody_survives_the_run_and_nobody_else_is_touched(li
     bed.as_user("alice", "systemctl --user stop probe-other.service")
 
 
+def test_a_worker_does_not_report_by_way_of_another_ones_bridge(line: Line) -> None:
+    """Not where it knows the address, either, and is the same user's."""
+    forging = """
+    bridges=$(dirname "$(dirname "$AGENT_INTERCOM_BRIDGE_SOCKET")")
+    export AGENT_INTERCOM_BRIDGE_SOCKET=$bridges/implementer/bridge-g1.sock AGENT_INTERCOM_ASSIGNMENT_ID=
+    for command in "report --summary forged" "progress --phase tool"; do
+        orchestrate $command; echo "ended with $?"
+    done
+    exec sleep 1000
+    """
+    data = line.start("--with-probe", implementer=WAITS, reviewer=WAITS, probe=forging)
+    logs = ("worker", "logs", f"{data['unit']}/probe", "--output")
+    until(lambda: line.call(*logs).stdout.count("ended with") == 2, "a probe that has tried")
+    printed = line.call(*logs).stdout
+    assert printed.count("bridge of another worker") == printed.count("ended with 3") == 2, printed
+    assert role(line, "implementer")["state"] == "active"
+    line.json("stop", "--yes")
+
+
+def test_a_bridge_that_was_killed_leaves_alone_what_is_in_another_unit(line: Line) -> None:
+    """Be it of the same user and with the same variables."""
+    bed = line.bed
+    bed.as_user("alice", "systemctl --user stop probe-other.scope", check=False)
+    stray = "systemd-run --user --scope --quiet --unit=probe-other sleep 1000 &\nsetsid sleep 1001 &\n"
+    data = line.start(implementer=stray + WAITS, reviewer=WAITS.replace("waits", "unused"))
+    waits = int(line.seen("waits").read_text())
+    group = line.cgroup(f"orchestrate-{data['unit']}.slice")
+    until(lambda: bed.show("alice", "probe-other.scope", "ActiveState") == "active", "a scope")
+    sleeping = set(map(int, bed.run("pgrep -x -f 'sleep 1001'").stdout.split()))
+    assert sleeping <= line.processes(group)
+    bed.run(f"kill -KILL {int(bed.run(f'ps -o ppid= -p {waits}').stdout)}")
+    until(lambda: line.workers()["implementer"]["active"] == "inactive", "the truth about it")
+    line.call("restart", SESSION, "--role", "implementer", "--yes")
+    until(lambda: role(line, "implementer")["state"] == "waiting", "a role that waits")
+    assert not line.processes(group) & {waits, *sleeping}
+    assert bed.show("alice", "probe-other.scope", "ActiveState") == "active"
+    line.json("stop", "--yes")
+    bed.as_user("alice", "systemctl --user stop probe-other.scope")
+
+
+def test_a_disk_that_is_full_costs_no_work(line: Line) -> None:
+    bed, state = line.bed, "/home/alice/.local/state"
+    bed.as_user("alice", f"mkdir -p {state}")
+    bed.run(f"mount -t tmpfs -o size=6m,mode=700,uid={line.uid},gid={line.uid} none {state}")
+    try:
+        fills = """
+        head -c 20M /dev/zero >"$AGENT_INTERCOM_SCRATCH/fill"
+        orchestrate report --verdict approved --summary Good.
+        """
+        data = line.start(implementer=IMPLEMENTS, reviewer=fills)
+        logs = ("worker", "logs", f"{data['unit']}/reviewer", "--output")
+        until(lambda: "stands still" in line.call(*logs).stdout, "a bridge that stands still")
+        assert line.state()[0] == "active" and line.workers()["reviewer"]["active"] == "active"
+        bed.run(f"rm {data['paths']['coordination']}/scratch/reviewer-g1/fill")
+        until(lambda: line.state()[0] == "ready", "a run that is ready")
+        assert line.call(*logs).stdout.count("stands still") == 1
+        line.json("stop", "--yes")
+    finally:
+        bed.as_user("alice", "systemctl --user stop orchestrate.slice", check=False)
+        bed.run(f"umount -l {state}")
+
+
 def test_nobody_gets_away(line: Line) -> None:
     """By leaving the session, by being deaf to SIGTERM, or by being many."""
     data = line.start(implementer=STUBBORN, reviewer=WAITS)

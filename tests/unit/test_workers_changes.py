@@ -136,6 +136,7 @@ def test_a_grant_says_something_sensible(stage: Stage) -> None:
         (Grant(children=1, descendants=10_001), "grant.descendants"),
         (Grant(children=1, descendants=1, depth=33), "grant.depth"),
         (Grant(children=1, descendants=1, depth=0), "grant.depth"),
+        (Grant(children=1, descendants=1, expires_at=2**53 + 1), "grant.expires_at"),
     ):
         with refused(Code.INVALID, field):
             stage.start(grant=grant)

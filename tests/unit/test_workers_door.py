@@ -55,6 +55,9 @@ def wanted(stage: Stage, **more: Any) -> dict[str, Any]:
         ({"environment": {"A": "\ud800"}}, {}, "environment"),
         ({"command": ["/bin/true", "\ud800"]}, {}, "command"),
         ({"\ud800": 1}, {}, "params"),
+        ({"memory_max": 10**30}, {}, "memory_max"),
+        ({"lifetimes": {"idle_ms": 10**30}}, {}, "lifetimes.idle_ms"),
+        ({"grant": {"children": 1, "descendants": 1, "expires_at": 10**30}}, {}, "grant.expires_at"),
         ({}, {"session": "\ud800"}, "session"),
     ],
 )
@@ -65,6 +68,23 @@ def test_what_can_be_neither_stored_nor_passed_on_is_refused(
         answer = await asked(stage, "start", wanted(stage, **params), **caller)
         assert (answer["error"]["code"], answer["error"]["field"]) == ("invalid_request", field)
         assert not stage.registry.live() and stage.untouched()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"lifetimes": {"runtime_ms": 10**16}}, "`int` <= 3162240000000"),
+        ({"task": "x" * 262_145}, "`str` of length <= 262144"),
+        ({"memory_max": 0}, "`int` >= 1"),
+        ({"network": 1}, "`bool`"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_expected(run: Run, params: dict[str, Any], expected: str) -> None:
+    async def body(stage: Stage) -> None:
+        answer = await asked(stage, "start", wanted(stage, **params))
+        assert answer["error"]["text"] == f"this has the wrong type or value: {expected} is expected"
 
     run(body)
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import msgspec
 import pytest
 
-from agent_intercom.cli.orchestrate import parser, workerflags
+from agent_intercom.cli.orchestrate import amounts, parser, workerflags
 from agent_intercom.cli.orchestrate.answer import CommandFailure
+from agent_intercom.workers import actions
 from agent_intercom.workers.contract import EXITS, Code
 from tests.unit.orchcli import Home
 from tests.unit.test_orch_flags import shown
@@ -131,6 +133,13 @@ def test_a_bad_value_is_refused_by_the_name_of_its_flag(home: Home, command: str
         assert said.code == 2 and said.out == "" and said.err.count("\n") == 1 and flag in said.err, said
         assert f"orchestrate worker {command} --help" in said.err
     assert home.tree() == before
+
+
+def test_the_service_takes_the_longest_times_that_there_are() -> None:
+    longest = {name: amounts.span("36600d") for name in actions.Durations.__struct_fields__}
+    assert msgspec.to_builtins(msgspec.convert(longest, actions.Durations)) == longest
+    with pytest.raises(ValueError, match="a hundred years"):
+        amounts.span("36600d 1ms")
 
 
 def test_nothing_that_help_shows_is_left_out() -> None:

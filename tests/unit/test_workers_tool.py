@@ -16,6 +16,7 @@ import pytest
 
 from agent_intercom.cli.orchestrate.worker import tool, toolterms
 from agent_intercom.cli.orchestrate.worker.toolterms import ACTIONS, ELSEWHERE, PARAMETERS
+from agent_intercom.workers import contract
 from tests.unit.orchcli import Home
 from tests.unit.toldservice import ID, INCARNATION, SCOPE, Refused, Service, ended, serving, worker
 
@@ -164,6 +165,14 @@ def test_spawn(home: Home, service: Service, monkeypatch: pytest.MonkeyPatch) ->
         "key": "k",
     }
     assert service.caller == {"scope": SCOPE, "session": "mgr-1", "override": False}
+
+
+def test_a_task_is_as_long_as_the_service_takes_it(home: Home, service: Service) -> None:
+    service.answers["start"] = {"worker": worker()}
+    done("spawn", command=["true"], task="é" * contract.MAX_TASK)
+    code, text = refused("spawn", command=["true"], task="é" * (contract.MAX_TASK + 1))
+    assert code == "invalid_request" and text.startswith("a task has at most 262144 characters: put the rest")
+    assert len(service.asked) == 1
 
 
 def test_a_spawn_that_was_made_before_tells_what_became_of_it(home: Home, service: Service) -> None:

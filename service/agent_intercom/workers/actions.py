@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_WAIT_MS: Final = 24 * 3_600_000
 
-_Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Duration = Annotated[int, msgspec.Meta(ge=0, le=contract.MAX_DURATION_MS)]
 
 

@@ -157,6 +157,15 @@ EXITS: Final = {
 """2 usage, 3 blocked or degraded, 4 not found, 5 changed meanwhile, 6 not permitted; any other is 1, failed."""
 
 
+MAX_DURATION_MS: Final = 100 * 366 * 86_400_000
+"""How long a lifetime of a worker, or what somebody waits for, may be."""
+
+MAX_TIME: Final = 2**53
+"""Milliseconds since the epoch, beyond which no number is a time."""
+
+MAX_TASK: Final = 262_144
+"""Characters of a task."""
+
 MAX_EVENTS: Final = 500
 """How many events of a worker are kept, and lines of its output are told at most."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent_intercom.workers.contract import Code, Limits
+from agent_intercom.workers.contract import MAX_TIME, Code, Limits
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.records import Grant
 
@@ -18,6 +18,8 @@ def check(grant: Grant, limits: Limits) -> None:
         raise WorkerError(Code.INVALID, f"it is at most {limits.granted}", "grant.descendants")
     if not 1 <= grant.depth <= limits.depth:
         raise WorkerError(Code.INVALID, f"it is from 1 to {limits.depth}", "grant.depth")
+    if grant.expires_at is not None and not 0 <= grant.expires_at <= MAX_TIME:
+        raise WorkerError(Code.INVALID, "it is no time in milliseconds since 1970", "grant.expires_at")
 
 
 def narrowed(grant: Grant, holder: Grant) -> Grant:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agent_intercom.workers.service import Service
 
 _FIELD: Final = re.compile(r" - at `\$?\.?([A-Za-z0-9_.\[\]]*)`$")
+_EXPECTED: Final = re.compile(r"Expected (`[a-z |]+`(?: of length)?(?: [<>]=? [0-9]+)?)")
 _NAMED: Final = re.compile(r"field `([A-Za-z0-9_]+)`")
 _SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
@@ -191,4 +192,6 @@ def _wrong(error: msgspec.ValidationError, where: str) -> WorkerError:
         return WorkerError(Code.INVALID, "there is no such parameter", name)
     if named:
         return WorkerError(Code.INVALID, "this parameter is missing", name)
-    return WorkerError(Code.INVALID, "this has the wrong type or value", name or where)
+    expected = _EXPECTED.match(text)
+    wanted = f": {expected[1]} is expected" if expected else ""
+    return WorkerError(Code.INVALID, f"this has the wrong type or value{wanted}", name or where)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Amounts as people write them: spans of time, sizes of memory, numbers of children. Pure.
 
-Standard library only: the parser of the command line imports this. Everything raises ValueError, of which the text is
+Nothing heavy: the parser of the command line imports this. Everything raises ValueError, of which the text is
 what there may be.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from agent_intercom.workers.contract import MAX_DURATION_MS
+
 NEVER: Final = 0
 """What `infinity` is in milliseconds: that end does not come."""
 
-_MAX_MS: Final = 100 * 366 * 86_400_000
 _MIN_BYTES: Final = 16 * 1_048_576
 _MAX_BYTES: Final = 2**50
 _MIN_TASKS: Final = 8
@@ -59,7 +60,7 @@ def span(text: str) -> int:
             raise ValueError("must be a time such as 90min or 2h 30min (us ms s min h d w month year), or infinity")
         total += float(found[1]) * _MS[found[2]]
         rest = rest[found.end() :]
-    if not 0 < total <= _MAX_MS:
+    if not 0 < total <= MAX_DURATION_MS:
         raise ValueError("must be more than nothing and at most a hundred years, or infinity")
     return max(round(total), 1)
 

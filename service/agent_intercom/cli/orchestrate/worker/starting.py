@@ -17,7 +17,7 @@ from agent_intercom.cli.orchestrate.worker.looking import now
 from agent_intercom.cli.orchestrate.workerflags import exit_of
 from agent_intercom.cli.output import printable
 from agent_intercom.orchestration import environment
-from agent_intercom.workers.contract import NAME, TERMINAL, Code
+from agent_intercom.workers.contract import MAX_TASK, NAME, TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.terms import KEY_LENGTH
 
@@ -129,6 +129,9 @@ def params(
         raise WorkerError(Code.INVALID, text, "name")
     if key is not None and not 1 <= len(key) <= KEY_LENGTH:
         raise WorkerError(Code.INVALID, f"a key has 1 to {KEY_LENGTH} characters", "key")
+    if task is not None and len(task) > MAX_TASK:
+        text = f"a task has at most {MAX_TASK} characters: put the rest into a file, and name that"
+        raise WorkerError(Code.INVALID, text, "task")
     from agent_intercom.orchestration.config.load import load  # what was typed is looked at first
 
     settings = load(environ, path.realpath(directory))

@@ -553,6 +553,11 @@ def test_every_code_has_its_exit_code_and_an_envelope(home: Home, service: Servi
             ("worker_not_live", "the worker has ended", "worker"),
             ("`orchestrate worker restart r1 --yes`", "one that was stopped, `orchestrate worker start` anew"),
         ),
+        (
+            "stop r1 --yes --override --as m",
+            ("forbidden", "only a person can override, and a session asks", "override"),
+            ("As a person, leave out --as and unset AGENT_INTERCOM_SESSION_ID.",),
+        ),
         ("forget r1 --yes", ("worker_live", "it has not ended", "worker"), ("`orchestrate worker stop r1 --yes`",)),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
-from tests.unit.workerstage import OTHER, PERSON, SESSION, WIDE, Stage, inside
+from tests.unit.workerstage import OTHER, PERSON, SESSION, WIDE, Stage, inside, refused
 
 
 @pytest.fixture
@@ -44,3 +44,22 @@ def test_what_a_renewal_leaves_out_is_told(stage: Stage) -> None:
     stage.end(stage.run(SESSION))
     assert stage.it.renew(SESSION, None, stage.now) == []
     assert {row.id for row in stage.it.standing(SESSION)} == {paused.id, stopped.id}
+
+
+def test_only_a_person_overrides(stage: Stage) -> None:
+    worker = stage.run()
+    agent = SESSION._replace(override=True)
+    for call in (
+        lambda: stage.it.find(agent, worker.id),
+        lambda: stage.it.list(agent, stage.now),
+        lambda: stage.it.stop(agent, worker.id, stage.now),
+        lambda: stage.it.restart(agent, worker.id, stage.now),
+        lambda: stage.it.adopt(agent, worker.id, stage.now),
+        lambda: stage.it.prune(agent, None, True, True, stage.now),
+        lambda: stage.it.cleanup(agent, stage.now),
+        lambda: stage.start(agent),
+    ):
+        with refused(Code.FORBIDDEN, "override"):
+            call()
+    assert stage.get(worker) == worker
+    assert stage.it.stop(agent._replace(session=None), worker.id, stage.now).fenced

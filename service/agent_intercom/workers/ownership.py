@@ -131,8 +131,13 @@ class Ownership(Table):
     # Who is who
 
     def _me(self, caller: Caller) -> Worker | None:
-        """The worker that the caller is in. Raises WorkerError, `forbidden`, where it is none of those that live."""
+        """The worker that the caller is in. Raises WorkerError, `forbidden`, where it is none of those that live.
+
+        So does an override by anybody but a person: agents have sessions, and a person's workers are not theirs.
+        """
         if caller.worker is None:
+            if caller.override and caller.session is not None:
+                raise WorkerError(Code.FORBIDDEN, "only a person can override, and a session asks", "override")
             return None
         me = self.of(caller.worker)
         if me is None or not lifecycle.alive(me):

@@ -23,7 +23,7 @@ class Caller(NamedTuple):
 
     `worker` is the incarnation whose scope unit the caller is in, found out by who asks the kernel, and never by what
     the caller says; its scope id is then the one of that worker. `session` is a manager's session id; None: a person.
-    `override` is a person's will to act on what is not theirs.
+    `override` is a person's will to act on what is not theirs; with a session it is refused.
     """
 
     scope: str | None = None

@@ -287,7 +287,8 @@ def _as(sub: Parser) -> None:
 
 def _override(sub: Parser) -> None:
     _as(sub)
-    sub.add_argument("--override", action="store_true", help="as the person whose machine it is, whosever worker it is")
+    of_a_person = "as the person whose machine it is, whosever worker it is; never for a session"
+    sub.add_argument("--override", action="store_true", help=of_a_person)
 
 
 def _yes(sub: Parser, what: str) -> None:

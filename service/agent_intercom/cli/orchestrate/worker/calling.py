@@ -40,6 +40,7 @@ _ADOPTABLE: Final = "; adopt it"
 """What the service says of a worker that whoever asks can adopt; a person is told with the words to type."""
 
 _ADOPT: Final = "`{0} worker adopt {1}` makes it yours; a person may say --override instead."
+_OF_A_SESSION: Final = f"As a person, leave out --as and unset {SESSION_ENVIRONMENT}."
 _OF_A_RUN: Final = "`{0} restart SESSION --role ROLE --yes` starts it again, `{0} stop SESSION --yes` ends its run."
 
 NOBODY: Final = "no worker service listens"
@@ -186,6 +187,8 @@ def failing(
 
 
 def _way_out(error: WorkerError) -> str:
+    if error.code == Code.FORBIDDEN and error.field == "override" and "session" in error.text:
+        return _OF_A_SESSION
     if error.code == Code.FORBIDDEN and "of a run" in error.text:
         return _OF_A_RUN
     if error.code == Code.NOT_OWNER and error.text.endswith(_ADOPTABLE):

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent_intercom.cli.orchestrate.worker import looking
 from agent_intercom.orchestration import runtime
 from agent_intercom.workers import places
 from agent_intercom.workers.records import Ending, Grant, Owner
 from tests.unit.orchcli import Home
-from tests.unit.toldservice import ID, IDLE, INCARNATION, Refused, Service, clock, ended, serving, stand, worker
+from tests.unit.toldservice import ID, IDLE, INCARNATION, HungUp, Refused, Service, clock, ended, serving, stand, worker
 
 
 @pytest.fixture
@@ -329,6 +330,29 @@ def test_wait_asks_again_and_by_the_id(home: Home, service: Service) -> None:
     service.answers["wait"] = lambda params: {"worker": worker(), "reached": next(answers)}
     assert home.call("worker", "wait", "review", "--until", "idle").code == 0
     assert [each["params"]["worker"] for each in service.asked] == ["review", ID]
+
+
+def test_wait_goes_on_with_a_service_that_was_started_again(
+    home: Home, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_PAUSE", 0)
+    left: list[Any] = [{"reached": False}, HungUp(), HungUp(), Refused("store_unusable"), {"reached": True}]
+
+    def answer(params: dict[str, Any]) -> dict[str, Any]:
+        found = left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return {"worker": worker(), **found}
+
+    service.answers["wait"] = answer
+    assert home.call("worker", "wait", "review", "--until", "ready").code == 0
+    assert [each["params"]["worker"] for each in service.asked] == ["review", ID, ID, ID, ID]
+    left[:] = [Refused("store_unusable")]
+    assert home.call("worker", "wait", "review").code == 3
+    monkeypatch.setattr(looking, "_PATIENCE", 0)
+    left[:] = [HungUp()]
+    said = home.call("worker", "wait", "review")
+    assert said.code == 3 and "closed the connection: ask again" in said.err and not left
 
 
 def test_what_was_waited_for_in_vain_is_told(home: Home, service: Service) -> None:

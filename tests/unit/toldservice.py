@@ -76,6 +76,10 @@ class Refused(Exception):
         self.error = {"code": code, "text": text, "field": field}
 
 
+class HungUp(Exception):
+    """What the service does instead of an answer: the connection ends."""
+
+
 Answering = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -130,7 +134,7 @@ class Service:
 
     def _serve(self, connection: socket.socket) -> None:
         decoder = framing.FrameDecoder(contract.MAX_FRAME)
-        with connection:
+        with connection, contextlib.suppress(HungUp):
             while piece := connection.recv(65_536):
                 decoder.feed(piece)
                 while (payload := decoder.next()) is not None:

@@ -54,16 +54,24 @@ def from_environment(environ: Mapping[str, str]) -> Client:
     return Client(socket_path(directory))
 
 
+class Gone(WorkerError):
+    """The worker service has ended, or hung up, before it answered; what was asked for may be done all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.UNREACHABLE, "the worker service closed the connection: ask again")
+
+
 class Client:
     """One connection to the worker service. Use as a context manager."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._socket: socket.socket | None = None
-        self._decoder = framing.FrameDecoder(contract.MAX_FRAME)
+        self._decoder: framing.FrameDecoder
 
     def __enter__(self) -> Self:
         self._socket = _connected(self._address)
+        self._decoder = framing.FrameDecoder(contract.MAX_FRAME)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -74,6 +82,11 @@ class Client:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def reconnect(self) -> None:
+        """Begin anew with another connection. Raises WorkerError `workers_unreachable`."""
+        self.close()
+        self.__enter__()
 
     def request(
         self,
@@ -128,7 +141,7 @@ class Client:
                 self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
                 piece = self._socket.recv(_PIECE)
                 if not piece:
-                    raise WorkerError(Code.UNREACHABLE, "the worker service closed the connection: ask again")
+                    raise Gone
                 self._decoder.feed(piece)
             answer = codec.decode(payload)
         except TimeoutError as error:
@@ -137,7 +150,7 @@ class Client:
             text = "the worker service did not answer in time; it may do what was asked for all the same"
             raise WorkerError(Code.TIMEOUT, text) from error
         except OSError as error:
-            raise WorkerError(Code.UNREACHABLE, "the worker service closed the connection: ask again") from error
+            raise Gone from error
         except WireError as error:
             raise _not_understood() from error
         if not isinstance(answer, dict):

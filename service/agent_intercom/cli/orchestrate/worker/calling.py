@@ -65,6 +65,10 @@ class Asking:
         self._client = client
         self.caller = caller
 
+    def reconnect(self) -> None:
+        """Begin anew, for the same caller. Raises WorkerError."""
+        self._client.reconnect()
+
     def request(self, action: str, params: Mapping[str, Any], timeout: float | None = None) -> JsonObject:
         """The result of an action, with all that its kind of answer has."""
         result = self._client.request(action, params, timeout=timeout, **self.caller._asdict())

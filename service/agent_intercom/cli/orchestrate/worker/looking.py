@@ -16,6 +16,7 @@ from agent_intercom.cli.orchestrate.answer import Answer, CommandFailure, JsonOb
 from agent_intercom.cli.orchestrate.worker import calling, telling
 from agent_intercom.cli.orchestrate.workerflags import exit_of
 from agent_intercom.cli.output import complain
+from agent_intercom.workers.client import Gone
 from agent_intercom.workers.contract import TERMINAL, WORKER_ENVIRONMENT, Code, State
 from agent_intercom.workers.errors import WorkerError
 
@@ -25,6 +26,13 @@ _PIECE: Final = 60.0
 _MARGIN: Final = 8.0
 """Seconds more that an answer may take."""
 
+
+_PATIENCE: Final = 30.0
+_PAUSE: Final = 0.2
+"""Seconds for a service that has ended to be there again, and between two looks at that."""
+
+_BEGINNING: Final = frozenset({Code.UNREACHABLE, Code.STORE})
+"""What can be wrong with a service that begins again, and not for long."""
 
 _ASKED: Final = "asked for a checkpoint"
 
@@ -138,12 +146,27 @@ def wait(options: argparse.Namespace) -> Answer:
 
 
 def wait_for(service: calling.Asking, worker: str, until: str, seconds: float | None) -> JsonObject:
-    """What `wait` answers last. `seconds` None: there is no end. Raises WorkerError."""
+    """What `wait` answers last. `seconds` None: there is no end. Raises WorkerError.
+
+    A service that is started again meanwhile is asked again.
+    """
     deadline = None if seconds is None else time.monotonic() + seconds
+    gone_at: float | None = None
     while True:
         piece = _PIECE if deadline is None else min(_PIECE, max(deadline - time.monotonic(), 0))
         params = {"worker": worker, "until": until, "timeout_ms": round(piece * 1000)}
-        result = service.request("wait", params, piece + _MARGIN)
+        try:
+            if gone_at is not None:
+                service.reconnect()
+            result = service.request("wait", params, piece + _MARGIN)
+        except WorkerError as error:
+            beginning = gone_at is not None and error.code in _BEGINNING
+            gone_at = time.monotonic() if gone_at is None else gone_at
+            if not (beginning or isinstance(error, Gone)) or time.monotonic() - gone_at >= _PATIENCE:
+                raise
+            time.sleep(_PAUSE)
+            continue
+        gone_at = None
         # Its name may be another's by the next time.
         worker = result["worker"]["id"]
         over = deadline is not None and time.monotonic() >= deadline

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ EVIL = "x\x1b]0;OWNED\x07\nnext: rm -rf \u202e"
 DEEP = "[" * 100_000
 
 
-def write(directory: Path, sql: str, *values: str) -> None:
+def write(directory: Path, sql: str, *values: str | float) -> None:
     """Write what no broker would."""
     with closing(apsw.Connection(str(directory / "broker.sqlite3"))) as db:
         db.execute("PRAGMA foreign_keys = OFF")
@@ -174,6 +175,20 @@ def test_the_reports_tell_what_an_assignment_used(home: Home, runs: Runs) -> Non
         ("assignment", "implementer", "input_tokens"),
         ("assignment", "implementer", "context_tokens"),
     ]
+
+
+def test_a_cost_that_nobody_has_is_told_in_few_digits_and_adds_up_to_a_number(home: Home, runs: Runs) -> None:
+    policy = budget.merge(budget.PACKAGED, budget.overrides(["warning.run.cost_total=1", "warning.role.cost_total=1"]))
+    directory = runs.make(SESSION, ID, rows.Meta(key="budget_policy", value=budget.to_json(policy)))
+    write(directory, "UPDATE roles SET cost_total = ?", 1.5e308)
+    with runs.alive(directory):
+        crossed = home.json("status").data["budget_crossed"]
+        assert [each["observed"] for each in crossed if each["scope"] == "run"] == [sys.float_info.max]
+        assert home.json("list").data["sessions"][0]["dashboard"]["usage"]["cost_total"] == sys.float_info.max
+        for words in (["status"], ["list"], ["usage"]):
+            home.json(*words)
+            assert max(map(len, home.call(*words).out.split())) < 200
+        assert "cost 1.8e+308" in home.call("status").out
 
 
 def test_of_a_policy_that_is_damaged_the_soft_budgets_are_left(home: Home, runs: Runs) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -106,12 +107,18 @@ def dashboard(overview: Overview) -> JsonObject:
         "usage": {
             "provider_calls": _sum(role.usage.provider_calls for role in overview.roles),
             "operational_tokens": sum(operational(role.usage) for role in overview.roles),
-            "cost_total": sum(role.usage.cost_total for role in overview.roles),
+            "cost_total": added_up(role.usage.cost_total for role in overview.roles),
             "context_percent": max(percents, default=None),
             _REPORTED: True,
         },
         "roles": {"total": len(overview.roles), "connected": sum(role.connected for role in overview.roles)},
     }
+
+
+def added_up(values: Iterable[Any]) -> Any:
+    """The sum of what was told; of costs the largest number there is, where it is more: JSON has no infinity."""
+    added = sum(values)
+    return min(added, sys.float_info.max) if isinstance(added, float) else added
 
 
 def no_dashboard(reason: str) -> JsonObject:
@@ -229,7 +236,7 @@ def _measured(overview: Overview) -> Iterable[tuple[str, str | None, Measures]]:
     run: dict[str, budget.Number | None] = {}
     for metric in budget.METRICS:
         known = [value for each in roles.values() if (value := each[metric]) is not None]
-        together = max if metric in _CONTEXT else sum
+        together = max if metric in _CONTEXT else added_up
         run[metric] = together(known) if known else None
     yield "run", None, run
     for role in overview.roles:
@@ -298,7 +305,7 @@ def _with_total(used: JsonObject) -> JsonObject:
 def _sum(values: Iterable[Any]) -> Any:
     """The sum, or None where one is unavailable."""
     found = list(values)
-    return None if None in found else sum(found)
+    return None if None in found else added_up(found)
 
 
 def _tool_policy(tools: str | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec
 from agent_intercom.cli.orchestrate import limiting
 from agent_intercom.cli.orchestrate.steps import ago
 from agent_intercom.cli.output import printable, table
+from agent_intercom.orchestration import snapshot
 from agent_intercom.orchestration.contract import REVIEWER, ROLES, RoleState, Workflow
 from agent_intercom.orchestration.reader import Overview
 from agent_intercom.orchestration.standing import MESSAGE, Awaited
@@ -24,6 +25,9 @@ _ROLE_HEADER: Final = ("ROLE", "WORKER", "STATE", "WORK", "FOR", "LAST REPORT", 
 _EVENTS: Final = ("NUMBER", "TIME", "ROLE", "EVENT", "ROUND", "STATUS")
 _USED: Final = ("CALLS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE", "TOGETHER", "COST")
 _UNTOLD: Final = "-"
+_HUGE: Final = 1e15
+"""From here on a cost has more digits than anybody reads, and more than are known."""
+
 _SESSION: Final = ".jsonl"
 _UP: Final = frozenset({"active", "activating", "reloading"})
 _COMING: Final = frozenset({Workflow.STARTING, Workflow.CONNECTING, RoleState.RESTARTING, RoleState.RECOVERING})
@@ -84,8 +88,8 @@ def status_lines(
     yield f"state: {state}, round {workflow['round']}, {words(workflow['implementation_flow'])} flow{changed}"
     yield from _unit_lines(data)
     limit = f" of {count(used['soft_total_tokens'])}" if used["soft_total_tokens"] else ""
-    cost = sum(role["cost_total"] for role in shown["roles"])
-    yield f"tokens: {count(used['total_tokens'])}{limit}, {_calls(used['provider_calls'])}, cost {cost:.4f}"
+    cost = snapshot.added_up(role["cost_total"] for role in shown["roles"])
+    yield f"tokens: {count(used['total_tokens'])}{limit}, {_calls(used['provider_calls'])}, cost {_cost(cost)}"
     yield from _budget_lines(data)
     yield from _round_lines(shown)
     roles = sorted(data["roles"], key=lambda role: _place(role["name"]))
@@ -262,7 +266,7 @@ def _measure(crossed: Mapping[str, Any], name: str) -> str:
     metric, value = crossed["metric"], crossed[name]
     if metric.endswith("_tokens"):
         return count(int(value))
-    return f"{value:.4f}" if metric == "cost_total" else f"{value:g}%" if metric == "context_percent" else f"{value:,}"
+    return _cost(value) if metric == "cost_total" else f"{value:g}%" if metric == "context_percent" else f"{value:,}"
 
 
 def _place_lines(data: Mapping[str, Any], waiting: Sequence[Awaited]) -> Iterator[str]:
@@ -347,7 +351,11 @@ def _used(used: Mapping[str, Any]) -> tuple[str, ...]:
         "cache_write_tokens",
         "operational_tokens",
     )
-    return (*(_number(used[name]) for name in names), f"{used['cost_total']:.4f}")
+    return (*(_number(used[name]) for name in names), _cost(used["cost_total"]))
+
+
+def _cost(value: float) -> str:
+    return f"{value:.4f}" if value < _HUGE else f"{value:.3g}"
 
 
 def _number(value: int | None) -> str:

@@ -143,5 +143,7 @@ def test_workers_are_cleaned_up_daily_where_somebody_asks_for_it() -> None:
     assert value(timer, "Timer", "OnCalendar") == "daily"
     assert value(timer, "Install", "WantedBy") == "timers.target"
     assert value(service, "Service", "ExecStart") == "/usr/bin/orchestrate worker cleanup --execute"
+    # Where nobody listens, the command fails: it begins nothing itself.
+    assert value(service, "Unit", "Wants") == value(service, "Unit", "After") == "orchestrate-workers.socket"
     assert value(service, "Service", "StandardOutput") == value(service, "Service", "StandardError") == "null"
     assert "Install" not in service

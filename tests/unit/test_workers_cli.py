@@ -457,6 +457,9 @@ def test_cleanup(home: Home, service: Service) -> None:
     assert said.out.splitlines()[1].split() == ["review,", ID, "stop", "idle-grace-expired"]
     assert "Nothing was done; `orchestrate worker cleanup --yes`" in said.out and "3 more are left" in said.out
     assert service.params("cleanup") == {"execute": False}
+    service.answers["cleanup"] = {"candidates": [], "handled": 0, "errors": 0, "deferred": 0, "others": 2}
+    said = home.call("worker", "cleanup")
+    assert "2 more are of another scope id" in said.out and "2 due. Nothing was done; `" in said.out
     service.answers["cleanup"] = {"candidates": due, "handled": 1, "errors": 0, "deferred": 0}
     assert "Handled 1." in home.call("worker", "cleanup", "--execute").out
     assert service.asked[-1]["params"] == {"execute": True}

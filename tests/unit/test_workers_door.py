@@ -12,6 +12,7 @@ import pytest
 
 from agent_intercom.wire.errors import WireError
 from agent_intercom.workers import contract
+from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code, Limits
 from agent_intercom.workers.listening import Origin, Peer
 from agent_intercom.workers.requests import Requests
@@ -209,8 +210,9 @@ def test_what_nobody_sees_any_more_is_cleaned_up_by_anybody_and_not_named(run: R
         worker = await stage.start(name="secret")
         stage.registry.lost(worker["incarnation"], 1)
         stage.registry._scopes.clear()
-        found = await stage.ask("cleanup", Caller())
-        assert [(each["worker"], each["name"]) for each in found["candidates"]] == [(worker["id"], "")]
+        for who in (Caller(), Caller(session="somebody")):
+            found = await stage.ask("cleanup", who)
+            assert (found["candidates"], found["others"]) == ([], 1)
         named = await stage.ask("cleanup", Caller(override=True))
         assert [each["name"] for each in named["candidates"]] == ["secret"]
         await stage.ask("cleanup", Caller("scope-of-somebody-else"), execute=True)
@@ -240,5 +242,27 @@ def test_a_key_is_of_one_start_with_all_that_it_was_given(run: Run, other: dict[
         with refused(Code.CONFLICT, "key"):
             await stage.start(key="once", **other)
         assert len(stage.orders) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_has_another_scope_id_is_forgotten_with_time_by_a_person_who_learns_nothing_of_it(
+    run: Run, known: bool
+) -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.start(name="secret")
+        stage.registry.lost(worker["incarnation"], 1)
+        if not known:
+            stage.registry._scopes.clear()
+        young = await stage.start(name="young")
+        stage.registry.lost(young["incarnation"], now_ms())
+        shown = await stage.ask("cleanup", Caller("another-scope-id-1"))
+        assert shown["others"] == 1 and worker["id"] not in json.dumps(shown) and "secret" not in json.dumps(shown)
+        agent = await stage.ask("cleanup", Caller("another-scope-id-1", "agent"))
+        assert agent["others"] == (0 if known else 1)
+        done = await stage.ask("cleanup", Caller("another-scope-id-1"), execute=True)
+        assert (done["handled"], done["others"], done["errors"]) == (1, 1, 0)
+        assert stage.registry.get(worker["id"]) is None and stage.registry.get(young["id"]) is not None
 
     run(body)

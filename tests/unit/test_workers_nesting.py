@@ -340,9 +340,9 @@ def test_what_may_have_changes_that_are_not_committed_is_kept_longer(
 ) -> None:
     worker = stage.end(stage.run(), dirty=dirty)
     until = stage.now + days * DAY
-    assert stage.it.cleanup(PERSON, until - 1) == ((), 0)
+    assert stage.it.cleanup(PERSON, until - 1) == ((), 0, ())
     due = Due(Work.PRUNE, worker.id, worker.incarnation, until)
-    assert stage.it.cleanup(PERSON, until) == ((due,), 0)
+    assert stage.it.cleanup(PERSON, until) == ((due,), 0, ())
     assert stage.it.claim(due, until - 1) is None
     assert stage.it.claim(due, until) == worker
     assert stage.it.claim(due, until) is None
@@ -354,6 +354,9 @@ def test_a_preview_changes_nothing_and_shows_only_what_may_be_seen(stage: Stage)
     later = stage.now + 40 * DAY
     found = stage.it.cleanup(PERSON, later)
     assert [(due.work, due.worker) for due in found.due] == [(Work.STOP, idle.id), (Work.PRUNE, ended.id)]
+    # Of what a person does not see only time decides, and it is counted; an agent cleans up its own.
+    assert [(due.work, due.worker) for due in found.others] == [(Work.PRUNE, foreign.id)]
+    assert stage.it.cleanup(SESSION, later).others == ()
     everything = stage.it.cleanup(OVERRIDE, later).due
     assert {due.worker for due in everything} == {idle.id, ended.id, foreign.id}
     assert not stage.it.take()
@@ -386,4 +389,4 @@ def test_one_cleanup_does_so_much_and_says_what_is_left() -> None:
 def test_a_retention_of_nothing_is_for_ever() -> None:
     stage = Stage(lifetimes=Lifetimes(retention_ms=0))
     stage.end(stage.run())
-    assert stage.it.cleanup(PERSON, stage.now + 1000 * DAY) == ((), 0)
+    assert stage.it.cleanup(PERSON, stage.now + 1000 * DAY) == ((), 0, ())

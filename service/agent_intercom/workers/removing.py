@@ -85,8 +85,9 @@ class Removing:
 
     async def _cleanup(self, caller: Caller, asked: Cleanup) -> dict[str, Any]:
         found = self._registry.cleanup(caller, now_ms())
-        candidates = [self._candidate(caller, due) for due in found.due]
+        candidates = [self._candidate(due) for due in found.due]
         answer: dict[str, Any] = {"candidates": candidates, "handled": 0, "errors": 0, "deferred": found.deferred}
+        answer["others"] = len(found.others)
         unknown = await self._strays()
         answer["strays"] = None if unknown is None else [stray.as_json() for stray in unknown]
         left = await left_behind(self._service, unknown)
@@ -98,7 +99,7 @@ class Removing:
         self._service.ready()
         # Whose they are nobody knows, so a person has to say it.
         to_end = list(unknown or ()) if caller.override else []
-        return await asyncio.shield(self._service.spawn(self._clean(found.due, to_end, left, answer)))
+        return await asyncio.shield(self._service.spawn(self._clean([*found.others, *found.due], to_end, left, answer)))
 
     async def _strays(self) -> list[Stray] | None:
         """The workers that live and are in no row; None where nobody can tell."""
@@ -141,11 +142,11 @@ class Removing:
             raise WorkerError(Code.STOP_FAILED, "files of the worker cannot be removed", "worker")
         return True
 
-    def _candidate(self, caller: Caller, due: Due) -> dict[str, Any]:
+    def _candidate(self, due: Due) -> dict[str, Any]:
         worker = self._registry.get(due.worker)
-        # What it is called is told to who may see it.
-        name = worker.name if worker is not None and self._registry.visible(caller, worker) else ""
-        return {"worker": due.worker, "name": name, "work": str(due.work), "reason": str(due.reason)}
+        name = worker.name if worker is not None else ""
+        told = {"worker": due.worker, "name": name, "work": str(due.work), "reason": str(due.reason)}
+        return {**told, "deadline": due.deadline}
 
     async def _delete(self, claimed: Iterable[Worker]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Delete the files and then the rows of what was claimed: what is gone, and what cannot be removed."""

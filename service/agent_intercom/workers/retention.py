@@ -100,7 +100,8 @@ class Retention(Ownership, Facts):
     def cleanup(self, caller: Caller, now: int) -> Candidates:
         """What a cleanup would do now with what the caller may see: stops first, then deletions. Changes nothing.
 
-        Deletions of workers whose scope id is not known any more are everybody's: nobody else would ever do them.
+        What was kept long enough is deleted for a person whatever its scope id is: time is what decides that, and who
+        has that scope id may never ask. Where the scope id is not known any more, so it is for everybody.
         """
         self._outside(caller)
         seen = {row.id for row in self._rows.values() if self._sees(caller, None, row)}
@@ -108,7 +109,7 @@ class Retention(Ownership, Facts):
         expired = []
         for row in self.ended_workers():
             until = kept_until(row, self._lifetimes)
-            whose = row.id in seen or row.id not in self._scopes
+            whose = row.id in seen or row.id not in self._scopes or caller.session is None
             if whose and row.id not in self._claims and until is not None and until <= now:
                 expired.append(row)
         prunes = [
@@ -117,7 +118,8 @@ class Retention(Ownership, Facts):
         ]
         found = [*stops, *prunes]
         first = found[: self._limits.candidates]
-        return Candidates(tuple(first), len(found) - len(first))
+        due, others = ([each for each in first if (each.worker in seen) is is_seen] for is_seen in (True, False))
+        return Candidates(tuple(due), len(found) - len(first), tuple(others))
 
     def claim(self, due: Due, now: int) -> Worker | None:
         """Claim for deletion what a cleanup found; None where that holds no longer."""

@@ -128,10 +128,14 @@ class Pruning(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What a cleanup would do, in order, and how many more there are than one pass may do."""
+    """What a cleanup would do, in order, and how many more there are than one pass may do.
+
+    `others` are deletions of what the caller does not see: it is told how many there are and nothing of them.
+    """
 
     due: tuple[Due, ...]
     deferred: int
+    others: tuple[Due, ...] = ()
 
 
 class Changes(NamedTuple):

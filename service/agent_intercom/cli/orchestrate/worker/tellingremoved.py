@@ -72,9 +72,14 @@ def cleanup(result: Mapping[str, Any], execute: bool, again: str, now: int) -> I
     if behind := result.get("left"):
         yield f"{telling.left(behind)}{'' if execute else f'; `{again} --yes` tries again'}."
     left = len(unknown) - len(result.get("strays_ended") or [])
+    others = result.get("others") or 0
+    if others:
+        be = "is" if others == 1 else "are"
+        yield f"{others} more {be} of another scope id, or of one that is not known any more."
     if not execute:
-        what = f"{len(found)} due" if found else "Nothing is due"
-        yield f"{what}. Nothing was done{f'; `{again} --yes` does it' if found else ''}."
+        due = len(found) + others
+        what = f"{due} due" if due else "Nothing is due"
+        yield f"{what}. Nothing was done{f'; `{again} --yes` does it' if due else ''}."
     else:
         handled = result["handled"]
         yield f"Handled {handled if isinstance(handled, int) else len(handled)}."
@@ -93,7 +98,10 @@ def _stray(each: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _candidate(each: Mapping[str, Any]) -> tuple[str, str, str]:
     what = str(each.get("work") or each.get("action") or telling.UNTOLD)
-    return _named(each), telling.words(what), telling.words(str(each.get("reason") or "")) or telling.UNTOLD
+    why = telling.words(str(each.get("reason") or ""))
+    if not why and (until := each.get("deadline")):
+        why = f"it was kept until {telling.time_of(until)}"
+    return _named(each), telling.words(what), why or telling.UNTOLD
 
 
 def _named(worker: Any) -> str:

@@ -91,6 +91,10 @@ def test_a_list_tells_where_the_workers_of_workers_are(home: Home, service: Serv
     hint = "(what they have started themselves: `orchestrate worker list --all`)\n"
     assert home.call("worker", "list").out.endswith(hint)
     assert hint not in home.call("worker", "list", "--all").out
+    hint = hint.replace("--all", "--all --history")
+    assert home.call("worker", "list", "--history").out.endswith(hint)
+    service.answers["list"] = {"workers": [], "hidden": 0}
+    assert "`orchestrate worker list --all --history` shows" in home.call("worker", "list", "--history").out
 
 
 @pytest.mark.parametrize(
@@ -297,6 +301,13 @@ def test_status_of_all(home: Home, service: Service) -> None:
     assert "its registry cannot be written (store unusable): " in home.call("worker", "status").out
     service.answers["health"] = {**health, "unusable": "another program holds it open"}
     assert "its registry cannot be used (another program holds it open): " in home.call("worker", "status").out
+
+
+def test_cleanup_tells_why_it_would_delete(home: Home, service: Service) -> None:
+    kept = {"worker": ID, "name": "review", "work": "prune", "reason": "", "deadline": 1_700_000_000_000}
+    service.answers["cleanup"] = {"candidates": [kept], "handled": 0, "errors": 0, "deferred": 0}
+    until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1_700_000_000))
+    assert home.call("worker", "cleanup").out.splitlines()[1].endswith(f"prune  it was kept until {until}")
 
 
 def test_logs(home: Home, service: Service) -> None:

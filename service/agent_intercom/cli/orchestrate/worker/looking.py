@@ -45,7 +45,8 @@ def list_workers(options: argparse.Namespace) -> Answer:
     except CommandFailure as failure:
         return nobody(failure)
     data = {**result, "service": True}
-    return Answer(data, telling.safe(telling.listed(data, options.program, options.all, now())))
+    lines = telling.listed(data, options.program, options.all, now(), history=options.history)
+    return Answer(data, telling.safe(lines))
 
 
 def found(service: calling.Asking, everyone: bool, history: bool) -> JsonObject:

@@ -118,10 +118,15 @@ def never_began(worker: Worker) -> bool:
     return worker["state"] == State.FAILED and worker.get("stop_reason") == StopReason.START_FAILED
 
 
-def listed(data: Mapping[str, Any], program: str | None, everyone: bool, now: int) -> Iterator[str]:
-    """The table of workers. `program` is None for an agent, which has other words than a command line."""
+def listed(
+    data: Mapping[str, Any], program: str | None, everyone: bool, now: int, *, history: bool = False
+) -> Iterator[str]:
+    """The table of workers, with `history` those that have ended, too.
+
+    `program` is None for an agent, which has other words than a command line.
+    """
     found = data["workers"]
-    other = "all:true" if program is None else f"`{program} worker list --all`"
+    other = "all:true" if program is None else f"`{program} worker list --all{' --history' if history else ''}`"
     old = "action history" if program is None else "--history"
     if found:
         yield from table(HEADER, [row(worker, now, data.get("sessions")) for worker in found])
@@ -148,7 +153,7 @@ def status(data: Mapping[str, Any], now: int) -> Iterator[str]:
         yield "unverified: it says nothing of itself (`orchestrate worker notify`, from inside it)"
     if note := _note(worker, now, silence=False):
         yield f"note: {note}"
-    begun = f"{_time(worker['created_at'])}, {spoken(now - worker['created_at'])} ago"
+    begun = f"{time_of(worker['created_at'])}, {spoken(now - worker['created_at'])} ago"
     yield f"{'started' if worker['generation'] == 1 else 'first started'}: {begun}; generation {worker['generation']}"
     if worker["role"]:
         yield f"role: {worker['role']}"
@@ -229,7 +234,7 @@ def health(data: Mapping[str, Any]) -> Iterator[str]:
 def logs(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Events, oldest first."""
     if events:
-        rows = [(_time(event["at"]), words(event["kind"]), words(event["code"]) or UNTOLD) for event in events]
+        rows = [(time_of(event["at"]), words(event["kind"]), words(event["code"]) or UNTOLD) for event in events]
         yield from table(_EVENTS, rows)
     else:
         yield "No events."
@@ -404,7 +409,8 @@ def _unit(unit: Mapping[str, Any] | None) -> str:
     return told
 
 
-def _time(at: int) -> str:
+def time_of(at: int) -> str:
+    """A time for a person, or that nobody knows it."""
     try:
         return datetime.fromtimestamp(at / 1000).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
@@ -413,6 +419,6 @@ def _time(at: int) -> str:
 
 def _clock(at: int, now: int) -> str:
     """A time to come, with its date where that is not today's."""
-    told = _time(at)[:-3]
+    told = time_of(at)[:-3]
     date, _, time = told.rpartition(" ")
-    return time if date == _time(now)[:-3].rpartition(" ")[0] else told
+    return time if date == time_of(now)[:-3].rpartition(" ")[0] else told

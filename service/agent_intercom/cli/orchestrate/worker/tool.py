@@ -238,7 +238,7 @@ class _Acting:
 
         everyone = self._params.get("all", False)
         result = looking.found(self._service, everyone, history)
-        lines = telling.listed(result, None, everyone, looking.now())
+        lines = telling.listed(result, None, everyone, looking.now(), history=history)
         details = {**result, "scope": "all" if everyone else "manager", "view": "history" if history else "current"}
         return telling.safe(lines), details
 

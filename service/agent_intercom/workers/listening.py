@@ -50,7 +50,7 @@ _BYTES_OF_ONE: Final = 2 * contract.MAX_FRAME
 
 _ORIGIN: Final = "workers"
 
-STARVED: Final = 10.0
+STARVED: Final = 3.0
 """Seconds for which somebody waits and may not have a descriptor, after which nobody expects that to end by itself."""
 
 _ACCEPTS_PER_WAKE: Final = 32

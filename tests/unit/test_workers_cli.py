@@ -319,7 +319,7 @@ def test_who_has_no_runtime_directory_is_told(home: Home, monkeypatch: pytest.Mo
 )
 def test_a_change(home: Home, service: Service, words: str, params: dict[str, Any], text: str) -> None:
     action = words.split(maxsplit=1)[0]
-    service.answers[action] = {"worker": worker(), **({"stopped": [worker()]} if action == "stop" else {})}
+    service.answers[action] = {"worker": ended(), "stopped": [ended()]} if action == "stop" else {"worker": worker()}
     said = home.call("worker", *words.split())
     assert said.code == 0 and text in said.out, said
     assert service.params(action) == params and service.caller["override"] is False
@@ -346,7 +346,7 @@ def test_what_was_stopped_with_a_worker_is_named(home: Home, service: Service) -
 def test_a_stop_of_one_that_had_ended_says_so(home: Home, service: Service) -> None:
     service.answers["stop"] = {"worker": ended(), "stopped": [], "recorded": True}
     said = home.call("worker", "stop", "review", "--yes")
-    assert said.out == "review: had ended before; nobody is left in its unit\n"
+    assert said.out == "review: had ended before; nobody is left in its unit (stopped, exit 3, on request)\n"
 
 
 def test_a_restart_that_is_not_meant_says_what_it_does_to_one_that_has_ended_too(home: Home) -> None:

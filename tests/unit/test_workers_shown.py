@@ -303,6 +303,30 @@ def test_status_of_all(home: Home, service: Service) -> None:
     assert "its registry cannot be used (another program holds it open): " in home.call("worker", "status").out
 
 
+@pytest.mark.parametrize(
+    ("state", "error", "said"),
+    [
+        ("failed", "exited", "has ended; nobody is left in its unit (failed, exit 3)"),
+        ("lost", "unknown", "has ended; nobody is left in its unit (lost, exit 3, unknown)"),
+        ("lost", "unit_changed", "has ended (lost, exit 3, a unit of its name is somebody else's now"),
+        ("blocked", "stop_failed", "is being ended (blocked, stop failed)"),
+    ],
+)
+def test_a_stop_says_of_no_worker_what_a_list_does_not(
+    home: Home, service: Service, state: str, error: str, said: str
+) -> None:
+    found = ended(state=state, stop_reason="", error_code=error, checkpoint_deadline_at=None)
+    child = {**found, "id": "cccccccccccc", "name": "child"}
+    service.answers["stop"] = {"worker": found, "stopped": [child, found]}
+    first, second = home.call("worker", "stop", "review", "--yes").out.splitlines()
+    assert first.startswith(f"review: {said}")
+    with_it = said.replace("; nobody is left in its unit", "").replace("ended", "ended with it")
+    assert second.startswith(f"child: {with_it.removeprefix('has ')}")
+    service.answers["stop"] = {"worker": found, "stopped": []}
+    (only,) = home.call("worker", "stop", "review", "--yes").out.splitlines()
+    assert only.startswith(f"review: {said.replace('has ended', 'had ended before')}")
+
+
 def test_cleanup_tells_why_it_would_delete(home: Home, service: Service) -> None:
     kept = {"worker": ID, "name": "review", "work": "prune", "reason": "", "deadline": 1_700_000_000_000}
     service.answers["cleanup"] = {"candidates": [kept], "handled": 0, "errors": 0, "deferred": 0}

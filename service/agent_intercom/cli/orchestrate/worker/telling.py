@@ -35,7 +35,6 @@ _UP: Final = frozenset({State.READY, State.WORKING, State.WAITING})
 UNTOLD: Final = "-"
 
 _DONE: Final = {
-    "stop": "stopped; nobody is left in its unit",
     "restart": "started again",
     "adopt": "yours from now on",
     "release": "released: whoever shares its scope can adopt it",
@@ -43,8 +42,8 @@ _DONE: Final = {
     "resume": "goes on",
     "notify": "told",
 }
-_ENDED_BEFORE: Final = "had ended before; nobody is left in its unit"
-_SAYS_ENOUGH: Final = {"stop": TERMINAL, "pause": frozenset({State.PAUSED})}
+_EMPTY: Final = "; nobody is left in its unit"
+_SAYS_ENOUGH: Final = {"stop": frozenset({State.STOPPED}), "pause": frozenset({State.PAUSED})}
 """States that what was done says already."""
 
 _REASONS: Final = {
@@ -259,18 +258,30 @@ def waited(worker: Worker, until: str, now: int) -> Iterator[str]:
 def changed(action: str, result: Mapping[str, Any], now: int) -> Iterator[str]:
     """What was done with a worker, and with those that it had started."""
     worker = result["worker"]
-    done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
-    if action == "stop" and all(each["id"] != worker["id"] for each in result.get("stopped") or []):
-        done = _ENDED_BEFORE
+    before = action == "stop" and all(each["id"] != worker["id"] for each in result.get("stopped") or [])
+    if action == "stop":
+        done = _stopped(worker, before=before)
+    else:
+        done = f"now called {worker['name']}" if action == "rename" else _DONE[action]
     name = worker["id"] if action == "rename" else worker["name"]
-    yield f"{name}: {done}{_aside(worker, action, now)}"
+    yield f"{name}: {done}{_aside(worker, '' if before else action, now)}"
     if result.get("recorded") is False:
         yield "The worker service cannot write this down now; it says so until it can (`orchestrate doctor`)."
     if action == "restart":
         yield from _unenforced(result)
     others = [each for each in result.get("stopped") or [] if each["id"] != worker["id"]]
     for each in others:
-        yield f"{each['name']}: stopped with it" + ("" if each["state"] in TERMINAL else f" ({_state(each)})")
+        done = "ended with it" if each["state"] in TERMINAL else "is being ended with it"
+        told = each["state"] == State.STOPPED
+        yield f"{each['name']}: " + ("stopped with it" if told else f"{done}{_aside(each, '', now)}")
+
+
+def _stopped(worker: Worker, *, before: bool) -> str:
+    """What became of a worker that was to be stopped; `before`: there was nothing to end any more."""
+    if worker["state"] not in TERMINAL:
+        return "is being ended"
+    ended = "stopped" if worker["state"] == State.STOPPED else "has ended"
+    return ("had ended before" if before else ended) + (_EMPTY if worker.get("error_code") != UNIT_CHANGED else "")
 
 
 def _aside(worker: Worker, action: str, now: int) -> str:

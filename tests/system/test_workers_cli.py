@@ -123,6 +123,29 @@ def test_how_a_worker_ended_is_told_as_it_was(bed: Bed) -> None:
     assert "note: killed by SIGKILL, its command had left processes behind" in said("status", "left")
 
 
+def test_the_same_start_again_tells_that_nothing_runs_now(bed: Bed) -> None:
+    failing = ("start", "--key", "none", "--", "/no/such")
+    assert [told(bed, *failing, code=1)["code"] for _ in range(2)] == ["command_not_found"] * 2
+    start = ("start", "once", "--key", "once", "--", "sleep", "1000")
+    assert [told(bed, *start)["repeated"] for _ in range(2)] == [False, True]
+    told(bed, "stop", "once", "--yes")
+    assert told(bed, *start, code=5)["code"] == "worker_not_live"
+
+
+def test_a_wait_outlives_the_service(bed: Bed) -> None:
+    command = "until [ -e /home/alice/go ]; do sleep 0.1; done; orchestrate worker notify ready; exec sleep 1000"
+    begun = told(bed, "start", "held", "--max-runtime", "11year", "--", "sh", "-c", command)["worker"]
+    script = f"""
+        export AGENT_INTERCOM_SCOPE_ID={SCOPE}
+        orchestrate worker wait held --until ready --timeout 1min & waiting=$!
+        until ls -l /proc/$waiting/fd | grep -q socket; do sleep 0.1; done
+        systemctl --user restart orchestrate-workers.service && touch /home/alice/go && wait $waiting
+    """
+    assert bed.as_user("alice", script).stdout.startswith("held: ready")
+    renamed = told(bed, "rename", "held", "other")["worker"]
+    assert renamed["updated_at"] > renamed["entered_at"] > begun["entered_at"]
+
+
 def test_what_was_printed_can_be_piped(bed: Bed) -> None:
     told(bed, "start", "printer", "--keep-output", "--", "printf", "a\\tb\\n  c\\n")
     told(bed, "wait", "printer")

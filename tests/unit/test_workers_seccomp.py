@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -301,21 +303,32 @@ def test_a_tree_of_btrfs_stays_as_it_is(place: Place) -> None:
         file.truncate(128 << 20)
     subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(place.home)], check=True)
+    create = 1 << 30 | 4096 << 16 | 0x94 << 8 | 14
     try:
+        top = os.open(place.home, os.O_RDONLY)
+        fcntl.ioctl(top, create, bytearray(struct.pack("q4088s", 0, b"tree")))
+        os.close(top)
+        (place.home / "own").mkdir()
+        (place.home / "file").write_bytes(bytes(65536))
         results = place.run(
             """
             import fcntl, struct
-            top = os.open(home, os.O_RDONLY)
-            def ioctl(number, content):
-                return fcntl.ioctl(top, 1 << 30 | len(content) << 16 | 0x94 << 8 | number, content)
-            attempt("create", lambda: ioctl(14, struct.pack("q4088s", 0, b"made")))
-            attempt("snapshot", lambda: ioctl(1, struct.pack("q4088s", top, b"snapshot")))
-            attempt("flags", lambda: ioctl(26, struct.pack("Q", 2)))
+            top, tree = os.open(home, os.O_RDONLY), os.open(home + "/tree", os.O_RDONLY)
+            def ioctl(descriptor, number, content):
+                fcntl.ioctl(descriptor, 1 << 30 | len(content) << 16 | 0x94 << 8 | number, bytearray(content))
+            attempt("create", lambda: ioctl(top, 14, struct.pack("q4088s", 0, b"made")))
+            attempt("snapshot", lambda: ioctl(top, 1, struct.pack("q4088s", tree, b"snapshot")))
+            attempt("lock", lambda: ioctl(tree, 26, struct.pack("Q", 2)))
+            attempt("destroy", lambda: ioctl(top, 15, struct.pack("q4088s", 0, b"tree")))
+            attempt("clone", lambda: subprocess.run(
+                ["cp", "--reflink=always", home + "/file", home + "/own/clone"], check=True))
             """,
             capable=True,
+            writable=[place.home / "own"],
         )
+        assert results.pop("clone") == "done"
         assert set(results.values()) == {"EPERM"}
-        assert os.listdir(place.home) == []
+        assert sorted(os.listdir(place.home)) == ["file", "own", "tree"]
     finally:
         subprocess.run(["umount", str(place.home)], check=True)
 

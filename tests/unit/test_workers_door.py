@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent_intercom.host.journal import Event
 from agent_intercom.wire.errors import WireError
-from agent_intercom.workers import contract
+from agent_intercom.workers import contract, refusals
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code, Limits
 from agent_intercom.workers.listening import Origin, Peer
@@ -109,6 +110,21 @@ def test_bytes_that_are_no_text_may_be_in_what_the_kernel_gets(run: Run) -> None
             stage, command=["/bin/echo", "caf\udce9"], environment={"A": "\udcff"}, name="mine", role="code review"
         )
         assert (await asked(stage, "start", given))["ok"]
+
+    run(body)
+
+
+def test_refusals_that_were_only_counted_are_told_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(stage: Stage) -> None:
+        told: list[tuple[Event, dict[str, Any]]] = []
+        monkeypatch.setattr(stage.journal, "emit", lambda event, **fields: told.append((event, fields)))
+        door = Requests(stage.service, "/nonexistent")
+        origin = Origin(1, None)
+        for _ in range(refusals.LINES + 7):
+            await door.answer(b"{", origin, Peer(origin, _never, lambda _: None))
+        assert [event for event, _ in told] == [Event.WORKER_REQUEST_REFUSED] * refusals.LINES
+        door.close()
+        assert told[-1] == (Event.WORKER_REQUESTS_REFUSED, {"count": 7, "inside": False})
 
     run(body)
 

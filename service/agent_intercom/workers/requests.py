@@ -68,6 +68,10 @@ class Requests:
         self._actions = Actions(service, library)
         self._refusals = Refusals(service.journal)
 
+    def close(self) -> None:
+        """Tell how many refusals were counted and not told yet."""
+        self._refusals.close()
+
     async def answer(self, payload: bytes, origin: Origin, peer: Peer) -> bytes:
         """The answer to one request. Raises nothing that a request could cause."""
         number, action = "", ""

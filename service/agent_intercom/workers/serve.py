@@ -279,6 +279,7 @@ class Main:
         self._journal.emit(Event.WORKERS_STOPPING, reason=self._reason, live=len(self.service.registry.live()))
         await self.service.close(PATIENCE)
         await self._door.close()
+        self._requests.close()
         self._notifier.close()
         self._journal.close()
 

@@ -230,7 +230,8 @@ def test_what_nobody_sees_any_more_is_cleaned_up_by_anybody_and_not_named(run: R
             found = await stage.ask("cleanup", who)
             assert (found["candidates"], found["others"]) == ([], 1)
         named = await stage.ask("cleanup", Caller(override=True))
-        assert [each["name"] for each in named["candidates"]] == ["secret"]
+        kept = 1 + contract.Lifetimes().dirty_retention_ms
+        assert [(each["name"], each["deadline"]) for each in named["candidates"]] == [("secret", kept)]
         await stage.ask("cleanup", Caller("scope-of-somebody-else"), execute=True)
         assert stage.registry.get(worker["id"]) is None
 

@@ -81,3 +81,50 @@ def test_a_shim_that_leaves_its_unit_is_stopped_as_far_as_can_be_proved(workers:
     ended = workers.ask('told = ask("stop", {"worker": "moved"})["worker"]')
     assert ended["state"] == "stopped"
     assert workers.processes("7443") == []
+
+
+def test_a_bus_that_does_not_answer_keeps_the_service_from_nothing(workers: Workers) -> None:
+    """As many workers as would have waited for it one after the other, longer than a service may take to start."""
+    bed: Any = workers.bed
+    workers.ask('told = [start("/bin/sleep", "7444") for _ in range(13)]')
+    (bus,) = bed.run(["pgrep", "-u", "alice", "-x", "dbus-daemon"]).stdout.split()
+    bed.run(["kill", "-STOP", bus])
+    try:
+        workers.kill_service()
+        told = workers.ask("""
+live = ask("list")["workers"]
+stopped = ask("stop", {"worker": live[0]["id"]})["worker"]
+told = [len(live), stopped["state"], stopped["ended"]["exit_signal"]]
+""")
+        assert told == [13, "stopped", 15]
+        assert bed.show("alice", SERVICE, "NRestarts") in ("1", "2")
+    finally:
+        bed.run(["kill", "-CONT", bus])
+    workers.ask('told = [ask("stop", {"worker": each["id"]})["worker"]["state"] for each in ask("list")["workers"]]')
+    assert workers.processes("7444") == []
+
+
+_READ = """
+import os, sqlite3, sys
+held = sqlite3.connect(os.path.expanduser("~/.local/state/agent-intercom/workers.sqlite3"), isolation_level=None)
+held.execute("BEGIN")
+print(held.execute("SELECT count(*) FROM worker").fetchone()[0], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_registry_that_somebody_reads_makes_nobody_lose_a_worker(workers: Workers) -> None:
+    bed: Any = workers.bed
+    begun = workers.ask('told = start("/bin/sleep", "7445", name="read")["worker"]')
+    bed.as_user("alice", ["systemctl", "--user", "stop", SERVICE])
+    reader = bed.popen("alice", bed.python_command(_READ))
+    assert int(reader.stdout.readline()) >= 1
+    refused, health = workers.ask('told = [ask("list"), ask("health")["unusable"]]')
+    assert (refused["error"], health) == ("store_unusable", "another program holds the registry open")
+    assert "(STATE_BUSY)" in bed.show("alice", SERVICE, "StatusText")
+    doctor = bed.as_user("alice", "orchestrate doctor --skip-model-check", check=False).stdout
+    assert f"the registry cannot be used ({health})" in " ".join(doctor.split())
+    reader.communicate("")
+    until(lambda: workers.ask('told = ask("health")["unusable"]') is None, "the registry is used again")
+    assert workers.ask('told = ask("stop", {"worker": "read"})["worker"]["id"]') == begun["id"]
+    workers.nothing_left()

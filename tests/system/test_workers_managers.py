@@ -128,3 +128,20 @@ def test_a_registry_that_somebody_reads_makes_nobody_lose_a_worker(workers: Work
     until(lambda: workers.ask('told = ask("health")["unusable"]') is None, "the registry is used again")
     assert workers.ask('told = ask("stop", {"worker": "read"})["worker"]["id"]') == begun["id"]
     workers.nothing_left()
+
+
+def test_a_second_service_says_who_has_the_registry_and_serves_when_that_one_has_gone(workers: Workers) -> None:
+    bed: Any = workers.bed
+    bed.as_user("alice", ["systemctl", "--user", "stop", SERVICE])
+    by_hand = "exec /usr/lib/agent-intercom/orchestrate-workers --bind $XDG_RUNTIME_DIR/agent-intercom/hand.sock"
+    first = bed.popen("alice", by_hand)
+    assert first.stdout.readline() == "ready\n"
+    told = workers.ask('told = ask("list")')
+    assert told["error"] == "store_unusable" and "another worker service uses this registry" in told["text"]
+    another = bed.as_user("alice", by_hand, check=False)
+    assert another.returncode == 3 and "another worker service has the registry" in another.stderr
+    pid = workers.main_pid()
+    first.terminate()
+    first.communicate()
+    until(lambda: "error" not in workers.ask('told = ask("list")'), "the registry is used")
+    assert workers.main_pid() == pid and bed.show("alice", SERVICE, "NRestarts") == "0"

@@ -20,6 +20,13 @@ from tests.unit.confinedstage import SERVICE, Place, needs
 
 pytestmark = pytest.mark.skipif(confinement.abi() < 1 or not confinement.filters(), reason="no Landlock, or no filter")
 
+BTRFS = (
+    os.geteuid() == 0
+    and shutil.which("mkfs.btrfs") is not None
+    and "btrfs" in Path("/proc/filesystems").read_text()
+    and Path("/dev/loop-control").exists()
+)
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
@@ -296,41 +303,43 @@ def test_files_are_cloned_where_the_file_system_can(place: Place) -> None:
     assert results["clone"] in {"done", "ENOTSUP", "EOPNOTSUPP", "ENOTTY", "EINVAL"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.btrfs"), reason="no file system can be made")
-def test_a_tree_of_btrfs_stays_as_it_is(place: Place) -> None:
-    image = place.root / "image"
-    with image.open("wb") as file:
-        file.truncate(128 << 20)
-    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
-    subprocess.run(["mount", "-o", "loop", str(image), str(place.home)], check=True)
-    create = 1 << 30 | 4096 << 16 | 0x94 << 8 | 14
-    try:
-        top = os.open(place.home, os.O_RDONLY)
-        fcntl.ioctl(top, create, bytearray(struct.pack("q4088s", 0, b"tree")))
-        os.close(top)
-        (place.home / "own").mkdir()
-        (place.home / "file").write_bytes(bytes(65536))
-        results = place.run(
-            """
-            import fcntl, struct
-            top, tree = os.open(home, os.O_RDONLY), os.open(home + "/tree", os.O_RDONLY)
-            def ioctl(descriptor, number, content):
-                fcntl.ioctl(descriptor, 1 << 30 | len(content) << 16 | 0x94 << 8 | number, bytearray(content))
-            attempt("create", lambda: ioctl(top, 14, struct.pack("q4088s", 0, b"made")))
-            attempt("snapshot", lambda: ioctl(top, 1, struct.pack("q4088s", tree, b"snapshot")))
-            attempt("lock", lambda: ioctl(tree, 26, struct.pack("Q", 2)))
-            attempt("destroy", lambda: ioctl(top, 15, struct.pack("q4088s", 0, b"tree")))
-            attempt("clone", lambda: subprocess.run(
-                ["cp", "--reflink=always", home + "/file", home + "/own/clone"], check=True))
-            """,
-            capable=True,
-            writable=[place.home / "own"],
-        )
-        assert results.pop("clone") == "done"
-        assert set(results.values()) == {"EPERM"}
-        assert sorted(os.listdir(place.home)) == ["file", "own", "tree"]
-    finally:
-        subprocess.run(["umount", str(place.home)], check=True)
+# Elsewhere the refusals are shown by number, above.
+if BTRFS:
+
+    def test_a_tree_of_btrfs_stays_as_it_is(place: Place) -> None:
+        image = place.root / "image"
+        with image.open("wb") as file:
+            file.truncate(128 << 20)
+        subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
+        subprocess.run(["mount", "-o", "loop", str(image), str(place.home)], check=True)
+        create = 1 << 30 | 4096 << 16 | 0x94 << 8 | 14
+        try:
+            top = os.open(place.home, os.O_RDONLY)
+            fcntl.ioctl(top, create, bytearray(struct.pack("q4088s", 0, b"tree")))
+            os.close(top)
+            (place.home / "own").mkdir()
+            (place.home / "file").write_bytes(bytes(65536))
+            results = place.run(
+                """
+                import fcntl, struct
+                top, tree = os.open(home, os.O_RDONLY), os.open(home + "/tree", os.O_RDONLY)
+                def ioctl(descriptor, number, content):
+                    fcntl.ioctl(descriptor, 1 << 30 | len(content) << 16 | 0x94 << 8 | number, bytearray(content))
+                attempt("create", lambda: ioctl(top, 14, struct.pack("q4088s", 0, b"made")))
+                attempt("snapshot", lambda: ioctl(top, 1, struct.pack("q4088s", tree, b"snapshot")))
+                attempt("lock", lambda: ioctl(tree, 26, struct.pack("Q", 2)))
+                attempt("destroy", lambda: ioctl(top, 15, struct.pack("q4088s", 0, b"tree")))
+                attempt("clone", lambda: subprocess.run(
+                    ["cp", "--reflink=always", home + "/file", home + "/own/clone"], check=True))
+                """,
+                capable=True,
+                writable=[place.home / "own"],
+            )
+            assert results.pop("clone") == "done"
+            assert set(results.values()) == {"EPERM"}
+            assert sorted(os.listdir(place.home)) == ["file", "own", "tree"]
+        finally:
+            subprocess.run(["umount", str(place.home)], check=True)
 
 
 def test_without_the_library_there_is_no_filter() -> None:

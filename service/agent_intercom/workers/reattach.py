@@ -57,13 +57,12 @@ class Found(NamedTuple):
 async def reattach(service: Service) -> Found:
     """Look after every worker that is live in the registry. Raises nothing for any of them."""
     counts = {True: 0, False: 0}
-    for worker in service.registry.live():
+    # First: who has which is asked for meanwhile, if somebody is to be proved for long.
+    for worker in (*service.registry.live(), *service.registry.ended_workers()):
         _remember_scope(service, worker)
     for found in await asyncio.gather(*(_prove(service, worker) for worker in service.registry.live())):
         if found is not None:
             counts[found] += 1
-    for worker in service.registry.ended_workers():
-        _remember_scope(service, worker)
     # What was being ended is ended, deepest first.
     service.end_soon(service.registry.fenced())
     return Found(counts[True], counts[False])

@@ -141,7 +141,7 @@ def test_a_second_service_says_who_has_the_registry_and_serves_when_that_one_has
     another = bed.as_user("alice", by_hand, check=False)
     assert another.returncode == 3 and "another worker service has the registry" in another.stderr
     pid = workers.main_pid()
-    first.terminate()
+    bed.run(["kill", *map(str, workers.processes("hand.sock"))])
     first.communicate()
     until(lambda: "error" not in workers.ask('told = ask("list")'), "the registry is used")
     assert workers.main_pid() == pid and bed.show("alice", SERVICE, "NRestarts") == "0"

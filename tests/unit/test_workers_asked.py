@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from agent_intercom.workers import confinement, orders, places
+from agent_intercom.workers import confinement, orders, pausing, places
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.places import Place
+from agent_intercom.workers.records import Worker
 from agent_intercom.workers.spec import Confinement
-from tests.unit.test_workers_service import Run, Stage, run
+from tests.unit.test_workers_service import PERSON, Run, Stage, run
 from tests.unit.workerstage import refused
 
 __all__ = ["run"]
@@ -101,3 +103,35 @@ def test_links_are_followed_as_far_as_the_kernel_follows_them(tmp_path: Path) ->
     confinement.settled(Confinement([str(tmp_path / "39")]))
     with refused(Code.INVALID, "writable"):
         confinement.settled(Confinement([str(tmp_path / "1499")]))
+
+
+@pytest.mark.parametrize("action", ["restart", "pause", "resume"])
+def test_who_was_looked_at_by_a_name_is_meant_whoever_has_it_then(
+    run: Run, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    async def body(stage: Stage) -> None:
+        meant, other = [await stage.start(name=name) for name in ("mine", "other")]
+        if action == "resume":
+            for worker in (meant, other):
+                stage.registry.paused(worker["incarnation"], 1)
+
+        async def look(*_: object) -> None:
+            stage.registry.rename(PERSON, meant["id"], "away", 2)
+            stage.registry.rename(PERSON, other["id"], "mine", 2)
+
+        async def changed(_: object, worker: Worker) -> Worker:
+            return worker
+
+        async def end_all(fenced: Sequence[Worker]) -> list[Worker]:
+            for worker in fenced:
+                stage.registry.lost(worker.incarnation, 3)
+            return list(fenced)
+
+        monkeypatch.setattr(stage.actions, "_admit", look)
+        monkeypatch.setattr(pausing, "look", look)
+        monkeypatch.setattr(pausing, action, changed, raising=False)
+        monkeypatch.setattr(stage.service, "end_all", end_all)
+        assert (await stage.ask(action, worker="mine"))["worker"]["id"] == meant["id"]
+        assert stage.registry.get(other["id"]).generation == 1  # type: ignore[union-attr]
+
+    run(body)

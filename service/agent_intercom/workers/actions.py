@@ -283,7 +283,8 @@ class Actions:
             # Nothing is ended that could not be begun again.
             await orders.looked_at(orders.check_again, place, self._library)
         await self._admit()
-        stopping = self._registry.restart(caller, asked.worker, now_ms())
+        # By its id: its name may be another's by now.
+        stopping = self._registry.restart(caller, seen.id, now_ms())
         assert place is not None
         self._service.commit()
         return await asyncio.shield(self._service.spawn(self._again(caller, stopping, place, asked.fresh)))
@@ -312,20 +313,24 @@ class Actions:
         return await self._service.begin(worker, self._preparation(place, parent, fresh=fresh, again=True))
 
     async def _pause(self, caller: Caller, asked: One) -> dict[str, Any]:
-        await self._look(caller, asked)
-        worker = self._registry.pause(caller, asked.worker, now_ms())
+        seen = await self._look(caller, asked)
+        worker = self._registry.pause(caller, seen.id, now_ms())
         return {"worker": told(await self._service.carry_out(pausing.pause(self._service, worker)))}
 
     async def _resume(self, caller: Caller, asked: One) -> dict[str, Any]:
-        await self._look(caller, asked)
-        worker = self._registry.resume(caller, asked.worker, now_ms())
+        seen = await self._look(caller, asked)
+        worker = self._registry.resume(caller, seen.id, now_ms())
         return {"worker": told(await self._service.carry_out(pausing.resume(self._service, worker)))}
 
-    async def _look(self, caller: Caller, asked: One) -> None:
-        """Find out whether somebody has paused or resumed a worker past us."""
+    async def _look(self, caller: Caller, asked: One) -> Worker:
+        """The worker that is meant, found out whether somebody has paused or resumed it past us.
+
+        What follows goes by its id: its name may be another's by then.
+        """
         worker = self._registry.find(caller, asked.worker)
         if worker.state not in TERMINAL and worker.placed is not None:
             await pausing.look(self._service, worker)
+        return worker
 
     # Whose it is
 

@@ -162,6 +162,13 @@ class Peer(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    async def end(self) -> None:
+        """Hang up at once, and let what is being carried out for it be."""
+        self.abort()
+        if self._task is not None:
+            self._task.cancel()
+            await self.finished()
+
     async def finished(self) -> None:
         """Wait until what was being answered is, and nothing is in memory for this connection."""
         if self._task is not None:
@@ -283,8 +290,7 @@ class Door:
         for task in list(self._greetings):
             await asyncio.wait([task])
         for peer in list(self._peers):
-            peer.abort()
-            await peer.finished()
+            await peer.end()
         for listener in self._listeners:
             listener.close()
         self._refusals.close()

@@ -75,6 +75,7 @@ class Managers:
         self._current: Connection | None = None
         self._making: asyncio.Task[Connection] | None = None
         self._told = False
+        self._closed = False
         self._following: asyncio.Task[None] | None = None
         self.lacking: set[str] = set()
         """The properties that scope units do not have with this manager, as far as one was asked for."""
@@ -88,6 +89,8 @@ class Managers:
         """
         if self._current is not None and not self._current.lost.is_set():
             return self._current
+        if self._closed:
+            raise unreachable(ManagerUnreachable("the worker service is ending"))
         if self._making is None:
             self._making = asyncio.get_running_loop().create_task(self._make())
             self._making.add_done_callback(self._made)
@@ -145,6 +148,7 @@ class Managers:
 
     async def close(self) -> None:
         """Give the connection back, and make no other."""
+        self._closed = True
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait({self._following})

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from agent_intercom.host.journal import Event, Journal
+from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.terms import Changes
@@ -34,6 +35,11 @@ def passing(error: WorkerError) -> bool:
     return getattr(error, "reason", "STATE_IO") in _PASSING
 
 
+def ending() -> WorkerError:
+    """What whoever asks is told where nothing is begun any more."""
+    return WorkerError(Code.UNREACHABLE, "the worker service is ending: ask again, and the next one answers", "")
+
+
 class Recording:
     """What the worker service knows, in memory and on the disk. `on_change` is called after each change written down.
 
@@ -47,6 +53,8 @@ class Recording:
         self.journal = journal
         self.on_change: Callable[[], None] = lambda: None
         self.behind = ""
+        self.over = False
+        """Whether nothing is begun any more: the service ends."""
         self.unusable: WorkerError | None = None
         self._lasting = False
         self._retry: asyncio.TimerHandle | None = None
@@ -72,6 +80,8 @@ class Recording:
         """Write down what a request has changed; where that fails nothing was changed, and the request is refused."""
         changes = self.registry.take()
         try:
+            if self.over:
+                raise ending()
             self.store.apply(changes)
         except BaseException:
             # A fault of ours too: what is not stored was not made.

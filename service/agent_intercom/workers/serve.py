@@ -277,9 +277,11 @@ class Main:
         if self._reopening is not None:
             await self._reopening.close()
         self._journal.emit(Event.WORKERS_STOPPING, reason=self._reason, live=len(self.service.registry.live()))
-        await self.service.close(PATIENCE)
+        await self.service.settle(PATIENCE)
+        # Whoever is not answered by now is not: nothing is begun once what is needed for it is closed.
         await self._door.close()
         self._requests.close()
+        await self.service.close()
         self._notifier.close()
         self._journal.close()
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from agent_intercom.host import faults
 from agent_intercom.host.journal import Event, Journal
-from agent_intercom.workers import contract, ending, pausing, places, provisioning
+from agent_intercom.workers import contract, ending, pausing, places, provisioning, recording
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import LEFT_UNIT, TERMINAL, UNIT_CHANGED, Code, Outcome, StopReason
 from agent_intercom.workers.errors import WorkerError
@@ -86,7 +86,10 @@ class Service(Recording):
         return bool(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Carry something out that nobody's connection is to end."""
+        """Carry something out that nobody's connection is to end. Raises WorkerError where the service ends."""
+        if self.over:
+            work.close()
+            raise recording.ending()
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -104,17 +107,28 @@ class Service(Recording):
         result: Worker = await asyncio.shield(self.spawn(work))
         return result
 
-    async def close(self, patience: float) -> None:
-        """Let what is under way come to its end, for a while, and stop watching. Workers go on."""
+    async def settle(self, patience: float) -> None:
+        """Let what is under way come to its end, for a while, and stop watching. Workers go on, and nothing is begun.
+
+        Whoever asks for something can still be answered, as nobody has closed what that needs.
+        """
         deadline = asyncio.get_running_loop().time() + patience
         while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait(set(self._tasks), timeout=left)
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
+        # What is cancelled may have something else to do.
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
             await asyncio.wait(set(self._tasks))
+        self.managers.on_connect = lambda: None
         for running in self.running.values():
             running.watch.close()
+        self.over = True
+
+    async def close(self, patience: float = 0) -> None:
+        """The same, and write down what is not yet. Nobody may be asking for anything by now."""
+        await self.settle(patience)
+        for running in self.running.values():
             await running.watch.closed()
         self.running.clear()
         self.stop_recording()

@@ -70,7 +70,8 @@ def test_who_is_in_another_workers_unit_is_not_heard(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     groups: list[str | None] = []
-    monkeypatch.setattr(processes, "cgroup_of", lambda _: groups.pop(0))
+    for name in ("cgroup_of", "read_cgroup"):
+        monkeypatch.setattr(processes, name, lambda _: groups.pop(0))
     # It is asked about who has connected, and then about the bridge, which is the same process here.
     for group in (f"{SLICE}/worker-2.scope", f"{OWN}2", SLICE, "/", f"{OWN} (deleted)", None):
         groups[:] = [group, OWN]
@@ -88,7 +89,8 @@ def test_those_who_are_not_heard_take_no_place_of_those_who_are(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[str | None] = []
-    monkeypatch.setattr(processes, "cgroup_of", lambda _: groups.pop(0))
+    for name in ("cgroup_of", "read_cgroup"):
+        monkeypatch.setattr(processes, name, lambda _: groups.pop(0))
     lines = [socket.socket(socket.AF_UNIX) for _ in range(40)]
     try:
         for line in lines:

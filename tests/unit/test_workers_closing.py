@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agent_intercom.workers import orders
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.listening import Door
 from tests.unit.test_workers_peers import HANG, Told, frame
@@ -21,18 +20,18 @@ from tests.unit.workerstage import refused
 __all__ = ["run"]
 
 
-def test_a_start_that_is_looked_at_while_the_service_ends_begins_nothing(
+def test_a_start_that_is_considered_while_the_service_ends_begins_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(stage: Stage) -> None:
         looking, looked = asyncio.Event(), asyncio.Event()
 
-        async def slow(look: Any, *given: Any) -> Any:
+        async def jobs() -> int:
             looking.set()
             await looked.wait()
-            return look(*given)
+            return 0
 
-        monkeypatch.setattr(orders, "looked_at", slow)
+        monkeypatch.setattr(stage.scopes, "jobs", jobs)
         starting = asyncio.create_task(stage.start())
         await looking.wait()
         await stage.service.settle(HANG)

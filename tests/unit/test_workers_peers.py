@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import socket
 import struct
@@ -371,6 +372,57 @@ def test_a_shortage_that_passes_ends_nobody(tmp_path: Path, monkeypatch: pytest.
             while door.connections:
                 await asyncio.sleep(0)
         assert not starved.is_set()
+        await door.close()
+
+    with listener(tmp_path) as (listening_, address):
+        run(lambda: body(address, listening_))
+
+
+@contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    """This process may have so many more than it has."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free: list[int] = []
+    try:
+        # The lowest that are free are given first, so those below the highest one are taken.
+        while not free or not _is_top(free[-1]):
+            free.append(os.eventfd(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1 + count, before[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for each in free:
+            os.close(each)
+
+
+def _is_top(descriptor: int) -> bool:
+    return max(int(name) for name in os.listdir("/proc/self/fd")) <= descriptor + 1
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_the_last_descriptors_do_not_hide_a_shortage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """The connection gets one, and nothing is left to see who is on it."""
+    monkeypatch.setattr(listening, "STARVED", 0.0)
+
+    async def body(address: str, socket_: socket.socket) -> None:
+        journal, starved = Told(), asyncio.Event()
+        door = Door(_echo, journal, lambda: None, starved.set)
+        door.listen(socket_)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            with descriptors(left):
+                client.connect(address)
+                async with asyncio.timeout(HANG):
+                    await starved.wait()
+                told = json.loads(client.recv(4096)[4:])
+            assert (told["id"], told["error"]["code"], told["error"]["field"]) == ("", "limit_reached", "descriptors")
+            assert [event for event, _ in journal.events] == [Event.OUT_OF_DESCRIPTORS]
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address)
+            while not door.connections or door._short is not None:
+                await asyncio.sleep(0)
         await door.close()
 
     with listener(tmp_path) as (listening_, address):

@@ -62,10 +62,15 @@ def cgroup_of(pid: int) -> str | None:
     ` (deleted)` is at its end where the group is gone, so that it equals no group that is there.
     """
     try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        return read_cgroup(pid)
     except OSError:
         return None
+
+
+def read_cgroup(pid: int) -> str | None:
+    """The same; raises OSError where the kernel does not tell, be it that there is no process."""
+    with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        lines = file.read().splitlines()
     return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
 
 

@@ -18,12 +18,12 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, cast
 
-from agent_intercom.host import processes
+from agent_intercom.host import peers
 from agent_intercom.host.journal import Event, Journal
 from agent_intercom.wire import codec
 from agent_intercom.wire.errors import WireError
 from agent_intercom.wire.framing import HEADER_SIZE, FrameDecoder, pack
-from agent_intercom.wire.peer import peer_credentials, peer_pidfd
+from agent_intercom.wire.peer import peer_credentials
 from agent_intercom.workers import contract
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.refusals import Refusals
@@ -50,11 +50,17 @@ _BYTES_OF_ONE: Final = 2 * contract.MAX_FRAME
 
 _ORIGIN: Final = "workers"
 
+_NO_ROOM: Final = "too many connections are open in this worker, or in all workers: close some and try again"
+_NO_DESCRIPTORS: Final = "the worker service may open no more files: try again in a few seconds"
+
 STARVED: Final = 3.0
 """Seconds for which somebody waits and may not have a descriptor, after which nobody expects that to end by itself."""
 
 _ACCEPTS_PER_WAKE: Final = 32
 _RETRY: Final = 0.1
+
+_TAKEN: Final = 3
+"""Descriptors that it takes to let somebody in: the connection, and two to see who it is."""
 
 
 class Origin(NamedTuple):
@@ -76,19 +82,23 @@ def incarnation_of(cgroup: str) -> str | None:
 
 
 def origin_of(connection: socket.socket, pid: int) -> Origin | None:
-    """Who connected, as the kernel has it now; None where that process has ended."""
-    pidfd = peer_pidfd(connection)
+    """Who connected, as the kernel has it now; None where that process has ended. Raises as `peers.cgroup_of`."""
+    cgroup = peers.cgroup_of(connection, pid)
+    return None if cgroup is None else Origin(pid, incarnation_of(cgroup))
+
+
+def _shortage() -> int | None:
+    """The errno of why there are not as many descriptors as it takes to let one in; None where there are."""
+    opened = []
     try:
-        cgroup = processes.cgroup_of(pid) if pid > 0 else None
-        if cgroup is None:
-            return None
-        if pidfd is not None and select.select([pidfd], [], [], 0)[0]:
-            # The number may be another process's by now.
-            return None
-        return Origin(pid, incarnation_of(cgroup))
+        for _ in range(_TAKEN):
+            opened.append(os.eventfd(0))
+    except OSError as error:
+        return error.errno
     finally:
-        if pidfd is not None:
-            os.close(pidfd)
+        for each in opened:
+            os.close(each)
+    return None
 
 
 class Peer(asyncio.Protocol):
@@ -305,23 +315,30 @@ class Door:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if error.errno in peers.NO_DESCRIPTOR:
                     # accept(2) looks for a descriptor before it looks for a peer.
                     if not self.waiting():
                         return
-                    self._starve(own=error.errno == errno.EMFILE)
+                    self._starve(error.errno)
+                self._rest(listener)
+                return
+            try:
+                self._welcome(connection)
+            except OSError as error:
+                # The last one was for the connection, and who is on it cannot be seen.
+                self._turn_away(connection, _NO_DESCRIPTORS, "descriptors")
+                self._starve(error.errno)
                 self._rest(listener)
                 return
             self._short = None
-            self._welcome(connection)
 
-    def _starve(self, *, own: bool) -> None:
-        """Nobody can be accepted for want of a descriptor; `own`: this process may have no more, others may."""
+    def _starve(self, why: int | None) -> None:
+        """Nobody can be let in for want of a descriptor; with EMFILE this process may have no more, others may."""
         now = self._loop.time()
         if self._short is None:
             self._short = now
             self._journal.emit(Event.OUT_OF_DESCRIPTORS, open=self.connections)
-        elif own and now - self._short >= STARVED and self._starved is not None:
+        elif why == errno.EMFILE and now - self._short >= STARVED and self._starved is not None:
             self._starved()
 
     def _rest(self, listener: socket.socket) -> None:
@@ -333,10 +350,21 @@ class Door:
     def _again(self) -> None:
         self._retry = None
         if self._open:
-            if not self.waiting():
-                self._short = None
             for listener in self._listeners:
                 self._loop.add_reader(listener, self._accept, listener)
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """See whether a shortage is over: those for whom there was no descriptor may not come again."""
+        if self._short is None:
+            return
+        why = _shortage()
+        if why is None:
+            self._short = None
+            return
+        self._starve(why)
+        if self._retry is None:
+            self._retry = self._loop.call_later(_RETRY, self._again)
 
     def _welcome(self, connection: socket.socket) -> None:
         try:
@@ -355,7 +383,8 @@ class Door:
             return
         connection.setblocking(False)
         if origin.worker is not None and not self._has_room(origin.worker):
-            self._turn_away(connection)
+            self._refusals.tell("unknown", Code.LIMIT, inside=True)
+            self._turn_away(connection, _NO_ROOM, "connections")
             return
         peer = Peer(origin, self._handler, self._left, self._arrived)
         self._peers.add(peer)
@@ -370,11 +399,9 @@ class Door:
         inside = sum(map(len, self._inside.values()))
         return len(self._inside.get(worker, ())) < OF_ONE and inside < OF_WORKERS
 
-    def _turn_away(self, connection: socket.socket) -> None:
+    def _turn_away(self, connection: socket.socket, text: str, field: str) -> None:
         """Tell why before anything is asked, in an answer to no request, and hang up."""
-        self._refusals.tell("unknown", Code.LIMIT, inside=True)
-        text = "too many connections are open in this worker, or in all workers: close some and try again"
-        fault = {"code": str(Code.LIMIT), "text": text, "field": "connections"}
+        fault = {"code": str(Code.LIMIT), "text": text, "field": field}
         answer = {"version": contract.PROTOCOL_VERSION, "id": "", "ok": False, "error": fault}
         with connection, contextlib.suppress(OSError):
             connection.send(pack(codec.encode(answer), contract.MAX_FRAME))

@@ -7,12 +7,11 @@ A worker has a scope unit of its own, which nothing in it leaves but by systemd'
 from __future__ import annotations
 
 import os
-import select
 import socket
 from os import path
 
-from agent_intercom.host import processes
-from agent_intercom.wire.peer import peer_credentials, peer_pidfd
+from agent_intercom.host import peers, processes
+from agent_intercom.wire.peer import peer_credentials
 
 
 def own() -> str | None:
@@ -28,17 +27,11 @@ def within(group: str | None, other: str | None) -> bool:
 
 
 def connected(connection: socket.socket) -> bool:
-    """Whether who has connected is of the bridge's own. Raises WireError where the kernel does not tell who that is."""
-    pid = peer_credentials(connection).pid
-    pidfd = peer_pidfd(connection)
-    try:
-        found = processes.cgroup_of(pid) if pid > 0 else None
-        # The number may be another process's by now.
-        gone = pidfd is not None and bool(select.select([pidfd], [], [], 0)[0])
-        return not gone and within(found, own())
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)
+    """Whether who has connected is of the bridge's own.
+
+    Raises WireError where the kernel does not tell who that is, and OSError where there is no descriptor to find out.
+    """
+    return within(peers.cgroup_of(connection, peer_credentials(connection).pid), own())
 
 
 def all_of_the_run(group: str | None, run_socket: str) -> str | None:

@@ -179,7 +179,7 @@ def listen(address: str) -> socket.socket:
 
 
 def accepted(listener: socket.socket) -> Client | None:
-    """The next one who comes; None for nobody, or somebody of another user."""
+    """The next one who comes; None for nobody, somebody of another user, or one that cannot be told."""
     try:
         connection, _ = listener.accept()
     except OSError:
@@ -187,7 +187,7 @@ def accepted(listener: socket.socket) -> Client | None:
     try:
         foreign = peer_credentials(connection).uid != os.geteuid()
         ours = not foreign and belonging.connected(connection)
-    except WireError:
+    except (WireError, OSError):
         foreign, ours = True, False
     if foreign:
         connection.close()

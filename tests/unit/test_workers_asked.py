@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_intercom.workers import confinement, orders, pausing, places
+from agent_intercom.workers import confinement, lookers, orders, pausing, places, runworker
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.records import Worker
-from agent_intercom.workers.spec import Confinement
+from agent_intercom.workers.spec import Confinement, Launch
+from agent_intercom.workers.terms import Caller
 from tests.unit.test_workers_service import PERSON, Run, Stage, run
 from tests.unit.workerstage import refused
 
@@ -68,10 +69,34 @@ def test_a_disk_that_does_not_answer_keeps_nobody_else_waiting(run: Run, monkeyp
             answers.set()
         await start
         answers.clear()
-        monkeypatch.setattr(orders, "_LOOKING", 0.0)
+        monkeypatch.setattr(lookers, "_LOOKING", 0.0)
         with refused(Code.TIMEOUT, "directory"):
             await stage.start()
         answers.set()
+
+    run(body)
+
+
+def test_a_role_is_looked_at_once_and_beside_the_service(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[str] = []
+
+    def prepare(*_: object, **__: object) -> runworker.Prepared:
+        found.append(threading.current_thread().name)
+        launch = Launch(["/bin/true"], {}, str(tmp_path), "", str(tmp_path / "scratch/role-g1"))
+        return runworker.Prepared(launch, "orchestrate-a1.slice", [], {}, "pi", True, None)
+
+    async def body(stage: Stage) -> None:
+        monkeypatch.setattr(runworker, "prepare", prepare)
+        (stage.runtime / "agent-intercom/run/a1").mkdir(0o700, parents=True)
+        (tmp_path / "scratch").mkdir(0o700)
+        answer = await stage.ask("start_role", Caller(), run="a1", role="reviewer", generation=1)
+        assert found == ["paths"]
+        (order,) = stage.orders
+        named = order.launch.environment
+        assert named["AGENT_INTERCOM_WORKER_ID"] == answer["worker"]["id"]
+        assert order.launch.exit_file.endswith(f"worker-{named['AGENT_INTERCOM_WORKER_INCARNATION_ID']}/exit.json")
 
     run(body)
 

@@ -19,11 +19,11 @@ from agent_intercom.orchestration.manifest import UNMATCHED, OrchestrationConfig
 from agent_intercom.orchestration.rundir import RoleSpec, Run, RunSpec, Startup
 from agent_intercom.orchestration.runtime import WorkerPlace
 from agent_intercom.wire.clock import Now
-from agent_intercom.workers import environment, runworker
+from agent_intercom.workers import environment, places, runworker
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.runworker import Prepared
-from agent_intercom.workers.spec import Confinement
+from agent_intercom.workers.spec import Confinement, Launch
 
 CANARY = "canary-5c1e"
 SCOPE = f"scope-{CANARY}"
@@ -101,8 +101,19 @@ def write(
     runtime.write(str(place.runtime), "a1", found)
 
 
-def prepare(place: Place, role: str = "reviewer", generation: int = 2, unit: str = "a1") -> Prepared:
-    return runworker.prepare(str(place.runtime), unit, role, generation, INCARNATION, worker=WORKER, library="/opt/lib")
+class Made(NamedTuple):
+    """What is prepared, and what its launcher is given."""
+
+    prepared: Prepared
+    launch: Launch
+
+
+def prepare(
+    place: Place, role: str = "reviewer", generation: int = 2, unit: str = "a1", library: str = "/opt/lib"
+) -> Made:
+    made = runworker.prepare(str(place.runtime), unit, role, generation, library=library)
+    file = places.exit_file(places.of_run_worker(str(place.runtime), unit, INCARNATION))
+    return Made(made, runworker.launch(made, file, WORKER, INCARNATION))
 
 
 def refused(place: Place, *given: Any) -> str:
@@ -118,8 +129,8 @@ def refused(place: Place, *given: Any) -> str:
 
 def test_pi_gets_what_the_run_has_for_it(place: Place) -> None:
     made, run = prepare(place), place.run
-    assert (made.harness, made.confined, made.slice) == ("pi", True, "orchestrate-a1.slice")
-    assert made.part_of == ["orchestrate@a1.socket", "orchestrate@a1.service"]
+    assert (made.prepared.harness, made.prepared.confined, made.prepared.slice) == ("pi", True, "orchestrate-a1.slice")
+    assert made.prepared.part_of == ["orchestrate@a1.socket", "orchestrate@a1.service"]
     launch = made.launch
     assert (launch.directory, launch.stdin, launch.output) == (run.manifest.project, True, None)
     assert launch.exit_file == f"{place.runtime}/agent-intercom/run/a1/worker-{INCARNATION}/exit.json"
@@ -166,7 +177,7 @@ def test_pi_gets_what_the_run_has_for_it(place: Place) -> None:
 
 def test_any_program_is_called_by_our_bridge(place: Place) -> None:
     made = prepare(place, "django", 1)
-    assert (made.harness, made.launch.stdin) == ("command", False)
+    assert (made.prepared.harness, made.launch.stdin) == ("command", False)
     assert made.launch.arguments == ["/opt/lib/orchestrate-bridge", "--", *COMMAND]
     assert made.launch.environment["PI_TMUX_ORCHESTRATOR_TOKEN"] == place.run.tokens["django"]
     assert made.launch.environment["AGENT_INTERCOM_WORKER_STATE"] == f"{place.run.path}/sessions/django"
@@ -190,7 +201,7 @@ def test_a_program_is_told_where_the_skills_of_its_role_are(place: Place) -> Non
 
 def test_who_writes_is_not_confined(place: Place) -> None:
     made = prepare(place, "implementer", 1)
-    assert not made.confined and made.launch.confinement is None
+    assert not made.prepared.confined and made.launch.confinement is None
     variables = made.launch.environment
     assert not {"TMPDIR", "AGENT_INTERCOM_READ_ONLY", "GIT_OPTIONAL_LOCKS"} & variables.keys()
     assert variables["AGENT_INTERCOM_SCRATCH"] == made.launch.scratch
@@ -214,11 +225,11 @@ def test_what_settings_give_and_take(place: Place) -> None:
     assert made.launch.confinement is not None and not made.launch.confinement.network
     assert made.launch.confinement.writable[0] == str(place.home)
     # What every worker's unit has is not said again: see `provisioning.properties`.
-    assert made.properties == {"OOMPolicy": ("s", "continue"), "MemoryMax": ("t", 5)}
-    assert made.runtime_ms == 60_000
+    assert made.prepared.properties == {"OOMPolicy": ("s", "continue"), "MemoryMax": ("t", 5)}
+    assert made.prepared.runtime_ms == 60_000
     made = prepare(place, "implementer", 1)
     assert made.launch.confinement == Confinement(["/"], False, False)
-    assert made.properties == {"OOMPolicy": ("s", "continue"), "MemoryHigh": ("t", 4), "TasksMax": ("t", 3)}
+    assert made.prepared.properties == {"OOMPolicy": ("s", "continue"), "MemoryHigh": ("t", 4), "TasksMax": ("t", 3)}
 
 
 def test_what_is_to_be_writable_and_is_gone(place: Place) -> None:
@@ -243,7 +254,7 @@ def test_who_is_unscoped_stays_so(place: Place) -> None:
 
 def test_nothing_private_is_shown(place: Place) -> None:
     made = prepare(place)
-    shown = f"{made!r} {made.launch!r} {made.properties} {made.slice} {made.part_of}"
+    shown = f"{made!r} {made.launch!r} {made.prepared.properties} {made.prepared.slice} {made.prepared.part_of}"
     assert CANARY not in shown and place.run.tokens["reviewer"] not in shown
     words = " ".join(made.launch.arguments)
     assert SCOPE not in words and place.run.tokens["reviewer"] not in words
@@ -331,6 +342,6 @@ def test_who_is_started_finds_orchestrate(place: Place, tmp_path: Path, monkeypa
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     library = str(tmp_path / "usr/lib/agent-intercom")
-    made = runworker.prepare(str(place.runtime), "a1", "reviewer", 2, INCARNATION, worker=WORKER, library=library)
+    made = prepare(place, library=library)
     assert made.launch.environment["PATH"] == f"/usr/bin:{command.parent}"
     assert prepare(place).launch.environment["PATH"] == "/usr/bin"

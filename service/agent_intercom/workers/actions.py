@@ -21,6 +21,7 @@ from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import TERMINAL, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.lifecycle import reached
+from agent_intercom.workers.lookers import Lookers
 from agent_intercom.workers.looking import Looking, unenforced
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.provisioning import Order
@@ -28,6 +29,7 @@ from agent_intercom.workers.records import Grant, Worker
 from agent_intercom.workers.terms import Caller, Stopping, Wanted
 
 if TYPE_CHECKING:
+    from agent_intercom.workers.runworker import Prepared
     from agent_intercom.workers.service import Service
 
 MAX_WAIT_MS: Final = 24 * 3_600_000
@@ -112,6 +114,7 @@ class Actions:
         self._service = service
         self._registry = service.registry
         self._library = library
+        self._lookers = Lookers()
         looking = Looking(service)
         going = removing.Removing(service)
         self.known: Known = {
@@ -209,7 +212,7 @@ class Actions:
             task=asked.task is not None,
         )
         orders.plausible(place)
-        place = await orders.looked_at(orders.settled, place)
+        place = await self._lookers.look(_whose(caller), orders.settled, place)
         if parent is not None:
             own = places.read(self._service.place_of(parent))
             place = orders.narrowed(place, own, places.scratch_of(self._service.state_dir, parent.incarnation))
@@ -229,28 +232,25 @@ class Actions:
 
     async def _start_role(self, caller: Caller, asked: StartRole) -> dict[str, Any]:
         _outside(caller)
-        from agent_intercom.workers import runworker
-
         # Before there is a row: what a run cannot be started with is refused without a trace.
-        first = runworker.prepare(
-            self._service.runtime_dir, asked.run, asked.role, asked.generation, "0" * 12, library=self._library
+        first = await self._lookers.look(
+            asked.run, _role, self._service.runtime_dir, asked.run, asked.role, asked.generation, self._library
         )
-        await orders.looked_at(orders.admit, first.launch.confinement)
         await self._admit()
         wanted = Wanted(
             harness=first.harness,
             role=asked.role,
             run=asked.run,
             generation=asked.generation,
-            directory_digest=orders.digest(first.launch.directory),
+            directory_digest=orders.digest(first.unnamed.directory),
             runtime_ms=first.runtime_ms,
         )
-        scope = first.launch.environment.get(SCOPE_ENVIRONMENT)
+        scope = first.unnamed.environment.get(SCOPE_ENVIRONMENT)
         worker = self._registry.start(caller._replace(scope=scope), wanted, now_ms()).worker
         self._service.commit()
 
         def prepare(row: Worker) -> Order:
-            return orders.of_role(row, self._service.runtime_dir, self._library)
+            return orders.of_role(row, first, self._service.runtime_dir)
 
         worker = await self._service.carry_out(self._service.begin(worker, prepare))
         return {"worker": told(worker), "unenforced": unenforced(self._service, worker)}
@@ -281,7 +281,7 @@ class Actions:
         place = None if seen.run is not None else places.read(self._service.place_of(seen))
         if place is not None:
             # Nothing is ended that could not be begun again.
-            await orders.looked_at(orders.check_again, place, self._library)
+            await self._lookers.look(_whose(caller), orders.check_again, place, self._library)
         await self._admit()
         # By its id: its name may be another's by now.
         stopping = self._registry.restart(caller, seen.id, now_ms())
@@ -383,3 +383,17 @@ class Actions:
 def _outside(caller: Caller) -> None:
     if caller.worker is not None:
         raise WorkerError(Code.FORBIDDEN, "workers of a run are started and ended by the run alone", "run")
+
+
+def _whose(caller: Caller) -> Caller:
+    """Whose threads look at the paths that a caller names."""
+    return caller._replace(override=False)
+
+
+def _role(runtime_dir: str, run: str, role: str, generation: int, library: str) -> Prepared:
+    """What the worker of a role is started with, looked at. Raises WorkerError."""
+    from agent_intercom.workers import runworker
+
+    prepared = runworker.prepare(runtime_dir, run, role, generation, library=library)
+    orders.admit(prepared.unnamed.confinement)
+    return prepared

@@ -7,14 +7,12 @@ a worker of a run is started with, `runworker` reads where the run keeps it.
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import asdict
 
@@ -27,19 +25,13 @@ from agent_intercom.workers.records import Worker
 from agent_intercom.workers.spec import Confinement, Launch
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
-T = TypeVar("T")
+    from agent_intercom.workers.runworker import Prepared
 
 MAX_PATH: Final = 4_095
 """Bytes of a path (PATH_MAX in limits.h, without its NUL); the kernel takes no longer one."""
 
 MAX_WRITABLE: Final = 64
 """How many directories a worker may be given to write in."""
-
-_LOOKERS: Final = 4
-_LOOKING: Final = 10.0
-"""How many starts look at paths at once, and seconds for one of them."""
 
 FRESH_ENVIRONMENT: Final = "AGENT_INTERCOM_FRESH"
 """`1` for a worker that is to begin without what it remembers of an earlier start (section 2.8)."""
@@ -98,27 +90,6 @@ def plausible(place: Place) -> None:
 def _no_longer_than_paths(names: Sequence[str], field: str) -> None:
     if any(len(os.fsencode(name)) > MAX_PATH for name in names):
         raise WorkerError(Code.INVALID, f"a path is at most {MAX_PATH} bytes", field)
-
-
-async def looked_at(look: Callable[..., T], *given: object) -> T:
-    """The answer of a function that looks at the paths of a worker, which may be on a disk that does not answer.
-
-    It has threads of its own, so that whatever hangs there keeps nobody from ending workers. Raises what it raises, and
-    WorkerError `timed_out`.
-    """
-    try:
-        async with asyncio.timeout(_LOOKING):
-            return await asyncio.get_running_loop().run_in_executor(_lookers(), look, *given)
-    except TimeoutError as error:
-        text = "the directories cannot be looked at: the disk that they are on does not answer"
-        raise WorkerError(Code.TIMEOUT, text, "directory") from error
-
-
-@functools.cache
-def _lookers() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(_LOOKERS, "paths")
 
 
 def check(place: Place) -> None:
@@ -259,32 +230,24 @@ def of_person(
     )
 
 
-def of_role(worker: Worker, runtime_dir: str, library: str) -> Order:
+def of_role(worker: Worker, prepared: Prepared, runtime_dir: str) -> Order:
     """The start of a worker of a run; its place and its scratch directory are made."""
     from agent_intercom.workers import runworker
 
     assert worker.run is not None
     place = places.of_run_worker(runtime_dir, worker.run, worker.incarnation)
-    prepared = runworker.prepare(
-        runtime_dir,
-        worker.run,
-        worker.role,
-        worker.generation,
-        worker.incarnation,
-        worker=worker.id,
-        library=library,
-    )
+    launch = runworker.launch(prepared, places.exit_file(place), worker.id, worker.incarnation)
     places.make(place)
-    if prepared.launch.output is not None:
-        places.make(prepared.launch.output)
-    places.make_scratch(prepared.launch.scratch)
+    if launch.output is not None:
+        places.make(launch.output)
+    places.make_scratch(launch.scratch)
     return Order(
-        launch=prepared.launch,
+        launch=launch,
         place=place,
         slice=prepared.slice,
         part_of=prepared.part_of,
         limits=prepared.properties,
-        enforced=enforced(prepared.launch.confinement),
+        enforced=enforced(launch.confinement),
     )
 
 

@@ -31,7 +31,7 @@ from agent_intercom.orchestration.errors import Refusal
 from agent_intercom.orchestration.manifest import Skill
 from agent_intercom.orchestration.runtime import WorkerPlace
 from agent_intercom.workers import environment, places
-from agent_intercom.workers.contract import STATE_ENVIRONMENT, Code
+from agent_intercom.workers.contract import INCARNATION_ENVIRONMENT, STATE_ENVIRONMENT, WORKER_ENVIRONMENT, Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.harness import confinement, drive
 from agent_intercom.workers.provisioning import limited
@@ -41,13 +41,13 @@ from agent_intercom.workers.spec import Launch
 class Prepared(NamedTuple):
     """A worker that can be started.
 
-    `launch` is for its launcher alone. `slice` and `part_of` are what its scope unit belongs to, `properties` its
-    limits by their D-Bus names. `harness` is `pi` or `command`; `confined` is whether it may not change
-    files but its own and, as the implementer, those of the project; `runtime_ms` is after how long it is ended (None:
-    as any worker).
+    `unnamed` is for its launcher alone, and lacks which worker it is: see `launch`. `slice` and `part_of` are what its
+    scope unit belongs to, `properties` its limits by their D-Bus names. `harness` is `pi` or `command`; `confined` is
+    whether it may not change files but its own and, as the implementer, those of the project; `runtime_ms` is after how
+    long it is ended (None: as any worker).
     """
 
-    launch: Launch
+    unnamed: Launch
     slice: str
     part_of: list[str]
     properties: Mapping[str, Variant]
@@ -59,63 +59,44 @@ class Prepared(NamedTuple):
         return "Prepared()"
 
 
-def prepare(
-    runtime_dir: str,
-    unit: str,
-    role: str,
-    generation: int,
-    incarnation: str,
-    *,
-    worker: str = "",
-    library: str | None = None,
-) -> Prepared:
+def prepare(runtime_dir: str, unit: str, role: str, generation: int, *, library: str | None = None) -> Prepared:
     """What the worker of a role is started with; makes the directory of its sessions and writes its system prompt.
 
-    `generation` is the one that the run's broker expects, `worker` the id in the registry (the incarnation where it has
-    none yet), `library` the directory of the launchers, by default that of this program. Whoever starts it makes its
-    place and its scratch directory before.
+    `generation` is the one that the run's broker expects, `library` the directory of the launchers, by default that of
+    this program. It looks at directories of the project and at skills, which may be on a disk that does not answer.
 
     Raises WorkerError `start_failed` with why the run cannot be read or the worker not be made: a run that is not
     there, a role that is not in it or whose worker somebody else starts, a skill that was changed, a directory that is
     to be writable and is gone, an installation that is not whole.
     """
+    library = library or path.dirname(path.abspath(sys.argv[0]))
     try:
         place = runtime.read(runtime_dir, unit)
         run = rundir.open_run(place.directory)
         _check(run, unit, role)
-        added = _bridge_variables(run, runtime_dir, unit, role, generation)
-        _make_state(run.manifest.roles[role].session_dir, role)
-        if run.manifest.roles[role].harness == harness.PI:
-            _write_system_prompt(run, role)
-        else:
-            added |= {STATE_ENVIRONMENT: run.manifest.roles[role].session_dir}
-        part_of = [hosting.socket_unit(unit), hosting.service_unit(unit)]
-        slice_unit = hosting.slice_unit(unit)
-        own_place = places.of_run_worker(runtime_dir, unit, incarnation)
+        added = _added(run, runtime_dir, unit, role, generation)
     except Refusal as refusal:
         raise WorkerError(Code.START_FAILED, refusal.text, refusal.field) from refusal
     own = place.workers.get(role) or WorkerPlace(confined=role != contract.IMPLEMENTER)
-    confined = own.confined
     _check_writable(own)
-    scratch = places.scratch_of_role(run.path, role, generation)
-    name = run.manifest.roles[role].harness or harness.PI
-    library = library or path.dirname(path.abspath(sys.argv[0]))
     driven = drive(run, role, place, library)
+    name = run.manifest.roles[role].harness or harness.PI
+    scratch = places.scratch_of_role(run.path, role, generation)
     variables = environment.build(
         place.environment,
         scope=place.scope,
-        identity=environment.Identity(worker or incarnation, incarnation, generation),
+        identity=environment.Identity("", "", generation),
         scratch=scratch,
-        confined=confined,
-        read_only=confined and role != contract.IMPLEMENTER,
+        confined=own.confined,
+        read_only=own.confined and role != contract.IMPLEMENTER,
         added=added | driven.variables,
         commands=environment.commands_of(library),
     )
-    launch = Launch(
+    unnamed = Launch(
         arguments=driven.arguments,
         environment=variables,
         directory=run.manifest.project,
-        exit_file=places.exit_file(own_place),
+        exit_file="",
         scratch=scratch,
         confinement=confinement(own, role, run.manifest.project, driven.writable),
         # What Pi prints is its protocol, and what was said is in its sessions.
@@ -123,15 +104,33 @@ def prepare(
         stdin=driven.stdin,
     )
     return Prepared(
-        launch=launch,
-        slice=slice_unit,
-        part_of=part_of,
+        unnamed=unnamed,
+        slice=hosting.slice_unit(unit),
+        part_of=[hosting.socket_unit(unit), hosting.service_unit(unit)],
         # What is killed is what takes most, such as a compiler; the agent sees that it failed.
         properties=limited("continue", own.memory_max, own.memory_high, own.tasks_max),
         harness=name,
-        confined=confined,
+        confined=own.confined,
         runtime_ms=own.runtime_ms,
     )
+
+
+def launch(prepared: Prepared, exit_file: str, worker: str, incarnation: str) -> Launch:
+    """What the launcher of this worker is given; looks at no file."""
+    named = {WORKER_ENVIRONMENT: worker, INCARNATION_ENVIRONMENT: incarnation}
+    unnamed = prepared.unnamed
+    return unnamed._replace(exit_file=exit_file, environment={**unnamed.environment, **named})
+
+
+def _added(run: rundir.Run, runtime_dir: str, unit: str, role: str, generation: int) -> dict[str, str]:
+    """What a role's harness finds itself by; makes the directory of its sessions and its prompt. Raises Refusal."""
+    added = _bridge_variables(run, runtime_dir, unit, role, generation)
+    record = run.manifest.roles[role]
+    _make_state(record.session_dir, role)
+    if record.harness != harness.PI:
+        return added | {STATE_ENVIRONMENT: record.session_dir}
+    _write_system_prompt(run, role)
+    return added
 
 
 def _check(run: rundir.Run, unit: str, role: str) -> None:

@@ -54,7 +54,7 @@ class Service:
             decoder.feed(self.connection.recv(65_536))
         request = codec.decode(payload)
         assert request["action"] == "notify"
-        self.connection.sendall(framing.pack(b"{}"))
+        self.connection.sendall(framing.pack(codec.encode({"id": request["id"]})))
         step(shell)
         return str(request["params"]["state"])
 
@@ -100,6 +100,37 @@ def test_a_service_that_is_not_there_yet_is_told_when_it_is(shell: Shell, tmp_pa
         step(shell)
     service = Service(tmp_path / "agent-intercom")
     assert service.told(shell) == "ready"
+    service.go()
+
+
+def test_a_service_that_turns_the_bridge_away_is_told_less_and_less_often(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_AGAIN_MS", "_AGAIN_MOST_MS"):
+        monkeypatch.setattr(module, name, 1_000 if name == "_AGAIN_MS" else 8_000)
+    shell._patience = 1_000
+    service = Service(tmp_path / "agent-intercom")
+    shell._notify("working")
+    for expected in (2_000, 4_000, 8_000, 8_000):
+        connection, _ = service.listener.accept()
+        with connection:
+            connection.sendall(framing.pack(codec.encode({"version": 1, "id": "", "ok": False, "error": {}})))
+        while shell._service is not None:
+            step(shell)
+        assert shell._patience == expected
+        shell._say_state()
+    connection, _ = service.listener.accept()
+    with connection:
+        decoder = framing.FrameDecoder()
+        while (payload := decoder.next()) is None:
+            decoder.feed(connection.recv(65_536))
+        answer = framing.pack(codec.encode({"id": codec.decode(payload)["id"]}))
+        connection.sendall(answer[:9])
+        step(shell)
+        assert shell._patience == 8_000
+        connection.sendall(answer[9:])
+        step(shell)
+        assert shell._patience == 1_000
     service.go()
 
 

@@ -16,6 +16,7 @@ from agent_intercom.orchestration.contract import MAX_FRAME
 from agent_intercom.wire import codec, framing
 from agent_intercom.wire.errors import WireError
 from agent_intercom.wire.peer import peer_credentials
+from agent_intercom.workers import contract
 from agent_intercom.workers.bridge import belonging, settings
 from agent_intercom.workers.bridge.events import Received
 
@@ -77,6 +78,41 @@ class Line:
 
     def close(self) -> None:
         self.socket.close()
+
+
+class ServiceLine(Line):
+    """The connection to the worker service: what is done here is told, and nothing waits for the answers."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._decoder = framing.FrameDecoder(contract.MAX_FRAME)
+        self._asked = ""
+
+    def notify(self, state: str) -> None:
+        """Tell what is done here."""
+        self._asked = os.urandom(16).hex()
+        request = {"version": contract.PROTOCOL_VERSION, "id": self._asked, "action": "notify"}
+        caller = {"scope": None, "session": None, "override": False}
+        payload = codec.encode({**request, "caller": caller, "params": {"state": state}})
+        self.send(framing.pack(payload, contract.MAX_FRAME))
+
+    def answered(self) -> bool:
+        """Whether the service has answered what it was told last, of what has come.
+
+        An answer to no request, with which somebody is turned away, is none. Raises EOFError at the end, and WireError
+        for what is no answer.
+        """
+        data = self.receive()
+        if data is None:
+            return False
+        if not data:
+            raise EOFError
+        self._decoder.feed(data)
+        answered = False
+        while (payload := self._decoder.next()) is not None:
+            answer = codec.decode(payload)
+            answered |= isinstance(answer, dict) and answer.get("id") == self._asked
+        return answered
 
 
 class BrokerLine(Line):

@@ -20,7 +20,6 @@ from typing import Final
 
 from agent_intercom.host import privatefiles
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.wire import codec, framing
 from agent_intercom.wire.errors import WireError
 from agent_intercom.workers import client
 from agent_intercom.workers import contract as service
@@ -61,7 +60,7 @@ class Shell:
         self._queue: deque[events.Event] = deque()
         self._status: int | None = None
         self._broker: line.BrokerLine | None = None
-        self._service: line.Line | None = None
+        self._service: line.ServiceLine | None = None
         self._said = ""
         self._say_at: int | None = None
         self._patience = _AGAIN_MS
@@ -309,28 +308,22 @@ class Shell:
 
     def _say_state(self) -> None:
         self._say_at = None
-        request = {"version": service.PROTOCOL_VERSION, "id": os.urandom(16).hex(), "action": "notify"}
-        caller = {"scope": None, "session": None, "override": False}
-        frame = framing.pack(codec.encode({**request, "caller": caller, "params": {"state": self._said}}))
         runtime_dir = path.dirname(path.dirname(path.dirname(self._settings.socket)))
         try:
             if self._service is None:
-                self._service = line.Line(client.socket_path(runtime_dir))
+                self._service = line.ServiceLine(client.socket_path(runtime_dir))
                 self._watch(self._service.socket, self._noticed)
-            self._service.send(frame)
+            self._service.notify(self._said)
         except (OSError, WireError):
             self._forget_service()
 
     def _noticed(self) -> None:
-        """Throw the answers away."""
+        """Throw the answers away. A service that answers may be told again soon where it goes."""
         try:
-            answer = b"" if self._service is None else self._service.receive()
-        except OSError:
-            answer = b""
-        if answer == b"":
+            if self._service is not None and self._service.answered():
+                self._patience = _AGAIN_MS
+        except (OSError, EOFError, WireError):
             self._forget_service()
-        elif answer:
-            self._patience = _AGAIN_MS
 
     def _forget_service(self) -> None:
         """Nobody listens any more, and may not have heard the last; the next one is told again what is done here."""

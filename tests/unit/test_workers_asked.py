@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_intercom.workers import confinement, lookers, orders, pausing, places, runworker
+from agent_intercom.workers import confinement, lookers, orders, pausing, places, removing, runworker
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.records import Worker
 from agent_intercom.workers.spec import Confinement, Launch
-from agent_intercom.workers.terms import Caller
+from agent_intercom.workers.terms import Caller, Due, Work
 from tests.unit.test_workers_service import PERSON, Run, Stage, run
 from tests.unit.workerstage import refused
 
@@ -158,5 +158,25 @@ def test_who_was_looked_at_by_a_name_is_meant_whoever_has_it_then(
         monkeypatch.setattr(stage.service, "end_all", end_all)
         assert (await stage.ask(action, worker="mine"))["worker"]["id"] == meant["id"]
         assert stage.registry.get(other["id"]).generation == 1  # type: ignore[union-attr]
+
+    run(body)
+
+
+def test_a_cleanup_ends_before_it_deletes_what_only_time_decides_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Work] = []
+
+    async def handle(_: object, due: Due) -> bool:
+        done.append(due.work)
+        return True
+
+    async def body(stage: Stage) -> None:
+        monkeypatch.setattr(removing.Removing, "_handle", handle)
+        monkeypatch.setattr(removing, "now_ms", lambda: 2**50)
+        other = await stage.start(Caller())
+        stage.registry.lost(other["incarnation"], 1)
+        await stage.start()
+        answer = await stage.ask("cleanup", execute=True)
+        assert done == [Work.STOP, Work.PRUNE] and answer["handled"] == 2
+        assert [each["work"] for each in answer["candidates"]] == ["stop"] and answer["others"] == 1
 
     run(body)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agent_intercom.workers.contract import Code, Lifetimes, Limits, State, StopReason
 from agent_intercom.workers.records import Grant, Worker
+from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.terms import Caller, Due, Loaded, Work
 from tests.unit.workerstage import FOREIGN, OVERRIDE, PERSON, SESSION, WIDE, Stage, ending, inside, refused
 
@@ -340,9 +341,9 @@ def test_what_may_have_changes_that_are_not_committed_is_kept_longer(
 ) -> None:
     worker = stage.end(stage.run(), dirty=dirty)
     until = stage.now + days * DAY
-    assert stage.it.cleanup(PERSON, until - 1) == ((), 0, ())
+    assert stage.it.cleanup(PERSON, until - 1) == ((), 0, frozenset())
     due = Due(Work.PRUNE, worker.id, worker.incarnation, until)
-    assert stage.it.cleanup(PERSON, until) == ((due,), 0, ())
+    assert stage.it.cleanup(PERSON, until) == ((due,), 0, frozenset())
     assert stage.it.claim(due, until - 1) is None
     assert stage.it.claim(due, until) == worker
     assert stage.it.claim(due, until) is None
@@ -353,14 +354,25 @@ def test_a_preview_changes_nothing_and_shows_only_what_may_be_seen(stage: Stage)
     stage.it.take()
     later = stage.now + 40 * DAY
     found = stage.it.cleanup(PERSON, later)
-    assert [(due.work, due.worker) for due in found.due] == [(Work.STOP, idle.id), (Work.PRUNE, ended.id)]
-    # Of what a person does not see only time decides, and it is counted; an agent cleans up its own.
-    assert [(due.work, due.worker) for due in found.others] == [(Work.PRUNE, foreign.id)]
-    assert stage.it.cleanup(SESSION, later).others == ()
+    # Of what a person does not see only time decides, and it is counted; an agent cleans up what it sees.
+    assert found.due[0][:2] == (Work.STOP, idle.id) and found.others == {foreign.id}
+    assert {(due.work, due.worker) for due in found.due[1:]} == {(Work.PRUNE, row.id) for row in (ended, foreign)}
+    agents = stage.it.cleanup(SESSION, later)
+    assert [due.worker for due in agents.due] == [idle.id, ended.id] and not agents.others
     everything = stage.it.cleanup(OVERRIDE, later).due
     assert {due.worker for due in everything} == {idle.id, ended.id, foreign.id}
     assert not stage.it.take()
     assert stage.get(idle) == idle
+
+
+def test_an_agents_cleanup_leaves_alone_whose_scope_id_is_not_known_any_more() -> None:
+    stage = Stage()
+    worker = stage.end(stage.run(FOREIGN))
+    stage.it.take()
+    again = Registry(Limits(), Lifetimes(), lambda: worker.id, Loaded((worker,)))
+    later = stage.now + 40 * DAY
+    assert again.cleanup(SESSION, later) == ((), 0, frozenset())
+    assert again.cleanup(PERSON, later).others == {worker.id}
 
 
 def test_a_parent_is_not_deleted_before_what_is_kept_below_it(stage: Stage, family: Family) -> None:
@@ -389,4 +401,4 @@ def test_one_cleanup_does_so_much_and_says_what_is_left() -> None:
 def test_a_retention_of_nothing_is_for_ever() -> None:
     stage = Stage(lifetimes=Lifetimes(retention_ms=0))
     stage.end(stage.run())
-    assert stage.it.cleanup(PERSON, stage.now + 1000 * DAY) == ((), 0, ())
+    assert stage.it.cleanup(PERSON, stage.now + 1000 * DAY) == ((), 0, frozenset())

@@ -85,7 +85,7 @@ class Removing:
 
     async def _cleanup(self, caller: Caller, asked: Cleanup) -> dict[str, Any]:
         found = self._registry.cleanup(caller, now_ms())
-        candidates = [self._candidate(due) for due in found.due]
+        candidates = [self._candidate(due) for due in found.due if due.worker not in found.others]
         answer: dict[str, Any] = {"candidates": candidates, "handled": 0, "errors": 0, "deferred": found.deferred}
         answer["others"] = len(found.others)
         unknown = await self._strays()
@@ -99,7 +99,7 @@ class Removing:
         self._service.ready()
         # Whose they are nobody knows, so a person has to say it.
         to_end = list(unknown or ()) if caller.override else []
-        return await asyncio.shield(self._service.spawn(self._clean([*found.others, *found.due], to_end, left, answer)))
+        return await asyncio.shield(self._service.spawn(self._clean(found.due, to_end, left, answer)))
 
     async def _strays(self) -> list[Stray] | None:
         """The workers that live and are in no row; None where nobody can tell."""

@@ -100,8 +100,8 @@ class Retention(Ownership, Facts):
     def cleanup(self, caller: Caller, now: int) -> Candidates:
         """What a cleanup would do now with what the caller may see: stops first, then deletions. Changes nothing.
 
-        What was kept long enough is deleted for a person whatever its scope id is: time is what decides that, and who
-        has that scope id may never ask. Where the scope id is not known any more, so it is for everybody.
+        What was kept long enough is deleted for a person whatever its scope id is, and where that is not known any
+        more: time is what decides that, and who has that scope id may never ask.
         """
         self._outside(caller)
         seen = {row.id for row in self._rows.values() if self._sees(caller, None, row)}
@@ -109,8 +109,12 @@ class Retention(Ownership, Facts):
         expired = []
         for row in self.ended_workers():
             until = kept_until(row, self._lifetimes)
-            whose = row.id in seen or row.id not in self._scopes or caller.session is None
-            if whose and row.id not in self._claims and until is not None and until <= now:
+            if (
+                (row.id in seen or caller.session is None)
+                and row.id not in self._claims
+                and until is not None
+                and until <= now
+            ):
                 expired.append(row)
         prunes = [
             Due(Work.PRUNE, row.id, row.incarnation, kept_until(row, self._lifetimes) or 0)
@@ -118,8 +122,8 @@ class Retention(Ownership, Facts):
         ]
         found = [*stops, *prunes]
         first = found[: self._limits.candidates]
-        due, others = ([each for each in first if (each.worker in seen) is is_seen] for is_seen in (True, False))
-        return Candidates(tuple(due), len(found) - len(first), tuple(others))
+        others = frozenset(due.worker for due in first if due.worker not in seen)
+        return Candidates(tuple(first), len(found) - len(first), others)
 
     def claim(self, due: Due, now: int) -> Worker | None:
         """Claim for deletion what a cleanup found; None where that holds no longer."""

@@ -130,12 +130,12 @@ class Pruning(NamedTuple):
 class Candidates(NamedTuple):
     """What a cleanup would do, in order, and how many more there are than one pass may do.
 
-    `others` are deletions of what the caller does not see: it is told how many there are and nothing of them.
+    `others` are the workers of it that the caller does not see: it is told how many there are and nothing of them.
     """
 
     due: tuple[Due, ...]
     deferred: int
-    others: tuple[Due, ...] = ()
+    others: frozenset[str] = frozenset()
 
 
 class Changes(NamedTuple):

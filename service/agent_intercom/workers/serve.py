@@ -51,7 +51,8 @@ example: orchestrate-workers --bind $XDG_RUNTIME_DIR/agent-intercom/workers.sock
 
 exit codes:
   0  told to end, or nothing is to be watched
-  1  refused to start; the line on standard error says why. Or no descriptor was left for long: systemd starts the next
+  1  refused to start; the line on standard error says why. Or it could not go on, as no descriptor was left for long
+     or a fault kept it from its registry: systemd starts the next
   2  the command line is wrong
   3  another worker service has the registry (with --bind; started by systemd it says so to whoever asks)
 """
@@ -243,9 +244,15 @@ class Main:
             self._blinded(store)
         else:
             self.store = self.service.store = store
-            self.service.registry.load(store.load())
-            self._journal.emit(Event.STORE_RECOVERED)
-            await self._find_again()
+            try:
+                self.service.registry.load(store.load())
+                self._journal.emit(Event.STORE_RECOVERED)
+                await self._find_again()
+            except Exception:
+                # As at the beginning: whoever is told of the fault is not served, and the next one tries again.
+                self.failed = True
+                self.stop("fault")
+                raise
             self.service.unusable = None
         self._changed()
 

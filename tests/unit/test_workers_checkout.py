@@ -333,8 +333,8 @@ SETTINGS = {
     "core.fileMode": "false",
     "core.autocrlf": "true",
     "core.excludesFile": "my ignored",
-    "filter.up \\ \".d.clean": "tr a-z A-Z #\t\"quoted\" \\ ; end ",
-    "filter.up \\ \".d.smudge": "cat",
+    'filter.up \\ ".d.clean': 'tr a-z A-Z #\t"quoted" \\ ; end ',
+    'filter.up \\ ".d.smudge': "cat",
     "diff.own.textconv": "sed 's/^/> /'",
     "user.name": "Who Made It",
 }
@@ -364,6 +364,20 @@ def test_git_reads_the_files_of_the_copy_as_those_of_the_project(project: Path, 
     assert git(copy, "config", "--type=bool", "status.short") == "true\n"
     assert Path(git(copy, "rev-parse", "--show-toplevel").strip()) == copy
     assert "hookspath" not in git(copy, "config", "--local", "--list")
+
+
+def test_what_git_is_told_by_a_link_the_copy_is_told_too_and_what_git_cannot_read_it_does_without(
+    project: Path, scratch: Path, tmp_path: Path
+) -> None:
+    excluded = project / ".git/info/exclude"
+    excluded.unlink(missing_ok=True)
+    excluded.symlink_to(tmp_path / "everywhere/exclude")
+    write(tmp_path, {"everywhere/exclude": "excluded\n"})
+    write(project, {"excluded": "e"})
+    (project / ".git/info/attributes").mkdir()
+    copy = Path(checkout.make(str(project), str(scratch)).root)
+    assert (copy / ".git/info/exclude").read_text() == "excluded\n" and not (copy / ".git/info/attributes").exists()
+    assert "excluded" not in git(copy, "status", "--porcelain")
 
 
 def test_a_sparse_checkout_stays_sparse(project: Path, scratch: Path) -> None:

@@ -65,6 +65,8 @@ _SETTINGS: Final = re.compile(
 _BROUGHT: Final = ("index", "info/exclude", "info/attributes", "info/sparse-checkout")
 """Files of the project's repository that tell the same. What refers to it, or runs on a commit, is not among them."""
 
+_UNREADABLE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM})
+
 
 class Checkout(NamedTuple):
     """A copy that was made.
@@ -282,9 +284,16 @@ def _give_repository(top: str, copy: str, clone: str) -> None:
 
 
 def _bring(origin: str, place: str) -> None:
+    """Copy a file of a repository to `place`. It may be a link, as git follows it, or not be there.
+
+    Of `info` it may be anything else that git only warns of: the copy does without it then.
+    """
     os.makedirs(path.dirname(place), exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        copying.copy(origin, place)
+    try:
+        copying.copy(path.realpath(origin), place)
+    except OSError as error:
+        if error.errno not in (_UNREADABLE if path.basename(path.dirname(place)) == "info" else {errno.ENOENT}):
+            raise
 
 
 def _setting(key: str, given: str, value: str) -> str:

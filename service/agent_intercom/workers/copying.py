@@ -21,8 +21,7 @@ def copy(origin: str, place: str) -> None:
     Of a file that grows meanwhile no more is copied than there was at the beginning. What has no blocks gets none.
     Raises OSError.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(origin, flags), "rb", buffering=0) as reader, open(place, "xb", buffering=0) as writer:
+    with open(origin, "rb", buffering=0, opener=_open) as reader, open(place, "xb", buffering=0) as writer:
         source, target = reader.fileno(), writer.fileno()
         found = os.fstat(source)
         for start, end in _filled(source, found.st_size):
@@ -31,6 +30,10 @@ def copy(origin: str, place: str) -> None:
         os.ftruncate(target, min(found.st_size, os.fstat(source).st_size))
         os.fchmod(target, stat.S_IMODE(found.st_mode) & 0o777)
         os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _open(name: str, _: int) -> int:
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _filled(descriptor: int, size: int) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,8 @@
 
 Everything stays readable. Files are changed below the directories that were given and in the worker's scratch
 directory, and nowhere else; docs/security.md tells what that leaves open. The launcher calls `apply` in the child that
-becomes the command, and imports this there: nothing here is loaded by a process that only waits.
+becomes the command, and imports this there: the launcher itself only waits, and loads nothing of it. Who asks what
+there is (`means`) loads `landlock` and `seccomp`: the worker service does, anew for each confined start.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Only rights that change something are ever handled, so everything stays readable
 told by its ABI: 1 files, 2 moving and linking between directories, 3 truncation, 4 TCP, 5 ioctl of devices, 6 signals
 and abstract sockets, 7 flags for the audit log. A kernel with a later ABI is asked for the same; it refuses no more.
 
-Functions raise OSError. Import this in the process that is to be confined: it loads ctypes, which a process that waits
-for another has no use for.
+Functions raise OSError. Import this where it is called: it loads ctypes, which a launcher that waits for its command
+has no use for.
 """
 
 from __future__ import annotations

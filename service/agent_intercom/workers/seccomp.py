@@ -6,7 +6,7 @@ Calls that are not named here are let through as before. A filter sees numbers a
 worker has no use for anywhere, its own directories included. Calls of another architecture than the machine's own (32
 bit, x32) are refused with EPERM: they have other numbers, so they would go by.
 
-Functions raise OSError. Import this in the process that is to be filtered: it loads ctypes, as `landlock` does.
+Functions raise OSError. Import this where it is called: it loads ctypes, as `landlock` does.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class Rule(NamedTuple):
     number: int = 0
 
 
-# The kernel looks at the lower half of these arguments only, so whatever is in the upper one must not go by a rule.
-_INT: Final = 0xFFFFFFFF
 _COMMAND: Final = 0xFFFF
 """Of the number of an ioctl: its type and its number in it. Size and direction are of one meaning with them."""
 
@@ -78,7 +76,7 @@ _FAMILIES_KEPT: Final = frozenset({1, 16})
 
 
 def available() -> bool:
-    """Whether `Filter.load` can do what it is for: the library is there, and the kernel takes filters."""
+    """Whether `apply` can do what it is for: the library is there, and the kernel takes filters."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -96,6 +94,9 @@ def rules(*, network: bool, files: bool) -> Iterator[Rule]:
     Without `network` there are no sockets but local ones. Without `files`, no trees of files are made, removed or
     locked through descriptors that were opened for reading, for which Landlock has no right.
     """
+    # The kernel looks at the lower half of most of these arguments only, so whatever is in the upper one must not go by
+    # a rule: each refuses what is not 0, or what is too large, or looks at lower bits alone.
+    #
     # CLONE_INTO_CGROUP takes a directory that is open for reading; flags behind a pointer cannot be looked at. Who is
     # told that there is no such call takes clone(2), whose flags have no room for that one.
     yield Rule("clone3", errno.ENOSYS, number=435)

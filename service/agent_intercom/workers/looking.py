@@ -87,14 +87,18 @@ class Looking:
         }
 
     async def _unit(self, worker: Worker, group: str) -> dict[str, Any] | None:
-        state = await pausing.look(self._service, worker)
-        if state is None:
-            return None
+        """What systemd and the kernel say of a scope unit; None where there is none.
+
+        What systemd would say is null where no service manager answers: that tells nothing of the unit.
+        """
+        told: dict[str, Any] = dict.fromkeys(("active", "sub", "result", "freezer"))
+        with contextlib.suppress(WorkerError):
+            state = await pausing.seen(self._service, worker)
+            if state is None:
+                return None
+            told = {name: getattr(state, name) for name in told}
         return {
-            "active": state.active,
-            "sub": state.sub,
-            "result": state.result,
-            "freezer": state.freezer,
+            **told,
             "memory_bytes": _number(group, "memory.current"),
             "tasks": _number(group, "pids.current"),
             "cpu_usec": cgroups.cpu_usec(group),
@@ -146,8 +150,8 @@ class Looking:
             # Known once a worker was started.
             "lacking": sorted(self._service.managers.lacking),
             "strays": None if unknown is None else len(unknown),
-            # Directories of workers that have ended, which could not be removed.
-            "left": None if caller.worker is not None else len(await left_behind(self._service, unknown)),
+            # Directories of workers that have ended, which could not be removed; None where nobody can tell.
+            "left": None if unknown is None else len(await left_behind(self._service, unknown)),
             "set_aside": self._set_aside(caller),
             "confinement": list(confinement.plan(Confinement((), False), confinement.means())),
         }

@@ -48,10 +48,17 @@ async def thaw(service: Service, worker: Worker) -> None:
             await (await service.managers.scopes()).thaw(worker.unit)
 
 
-async def look(service: Service, worker: Worker) -> ScopeState | None:
-    """How systemd says that a live worker's unit is; None where there is none, or nobody to say it.
+async def look(service: Service, worker: Worker) -> None:
+    """Have the record of a live worker say how its unit is, as far as there is somebody to say that."""
+    with contextlib.suppress(WorkerError):
+        await seen(service, worker)
 
-    Its record follows that, unless something is being done with it.
+
+async def seen(service: Service, worker: Worker) -> ScopeState | None:
+    """How systemd says that a live worker's unit is; None where there is none. Its record follows that, unless
+    something is being done with it.
+
+    Raises WorkerError `manager_unreachable` where nobody can say it.
     """
     lock = service.lock(worker.id)
     if lock.locked():
@@ -94,10 +101,8 @@ def still(service: Service, incarnation: str) -> bool:
 
 
 async def _state(service: Service, worker: Worker) -> ScopeState | None:
-    try:
+    async with explained(Code.MANAGER_UNREACHABLE, "how the unit is cannot be asked"):
         return await (await service.managers.scopes()).state(worker.unit)
-    except (WorkerError, ManagerError):
-        return None
 
 
 async def _freeze(service: Service, worker: Worker, freeze: bool) -> Worker:

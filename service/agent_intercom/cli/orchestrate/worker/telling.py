@@ -408,7 +408,9 @@ def _unit(unit: Mapping[str, Any] | None) -> str:
     """What systemd and the kernel say of a scope unit."""
     if unit is None:
         return ", gone"
-    told = f", {unit['active']} ({unit['sub']})"
+    told = ", no service manager answers how it is"
+    if unit["active"] is not None:
+        told = f", {unit['active']} ({unit['sub']})"
     if unit.get("freezer") not in {None, "", "running"}:
         told += f", {unit['freezer']}"
     if (memory := unit.get("memory_bytes")) is not None:

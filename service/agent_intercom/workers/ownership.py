@@ -51,10 +51,6 @@ class Ownership(Table):
             raise WorkerError(Code.NOT_FOUND, _NOT_FOUND, "worker")
         raise WorkerError(Code.AMBIGUOUS, "several workers are meant by that; say which by its id", "worker")
 
-    def visible(self, caller: Caller, worker: Worker) -> bool:
-        """Whether a caller may see a worker."""
-        return self._sees(caller, self._me(caller), worker)
-
     def readable(self, caller: Caller, reference: str) -> Worker:
         """The worker whose `logs` a caller may read. Codes as of `find`, and not_owner."""
         return self._owned(caller, reference, person=True)

@@ -16,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
-# Under nohup it is ignored, and whatever a test starts would inherit that.
+# Under nohup, and in the background of a script, these are ignored, and whatever a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 

@@ -200,7 +200,24 @@ def test_of_a_group_that_is_gone_what_is_above_it_tells(make: Make) -> None:
     assert cgroups.unheld("/../worker-2.scope", limits) == ()
 
 
+def test_a_group_that_goes_while_it_is_looked_at_loses_no_limit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    above = make("/user.slice/workers.slice")
+    (above / "cgroup.controllers").write_text("memory pids\n")
+    group = make("/user.slice/workers.slice/worker-2.scope")
+    seen: list[str] = []
+
+    def looked(cgroup: str) -> str | None:
+        seen.append(cgroup)
+        found = str(group.parent.parent.parent) + cgroup
+        # It goes between the look for it and that for its files.
+        return None if cgroup.endswith(".scope") and len(seen) > 1 else found
+
+    monkeypatch.setattr(cgroups, "directory", looked)
+    assert cgroups.unheld("/user.slice/workers.slice/worker-2.scope", iter(("memory.max", "pids.max"))) == ()
+    assert cgroups.unheld("/user.slice/workers.slice/worker-2.scope", ("io.max",)) == ("io.max",)
+
+
 def test_which_controllers_there_are(make: Make) -> None:
     (make() / "cgroup.controllers").write_text("cpu pids\n")
-    assert cgroups.controllers(GROUP) == {"cpu", "pids"}
+    assert cgroups.controllers(GROUP) == frozenset({"cpu", "pids"})
     assert cgroups.controllers("/nowhere") is None and cgroups.controllers("/../x") is None

@@ -161,9 +161,13 @@ def unheld(cgroup: str, limits: Iterable[str]) -> tuple[str, ...]:
 
     Of one that is gone it is what the nearest above it that is there could not have given it.
     """
+    limits = tuple(limits)
     found = directory(cgroup)
     if found is not None:
-        return tuple(name for name in limits if not _held(path.join(found, name)))
+        loose = tuple(name for name in limits if not _limits(path.join(found, name)))
+        # A file that was missed may be missing because the group went at that moment.
+        if not loose or directory(cgroup) is not None:
+            return loose
     above = path.dirname(cgroup)
     while len(above) > 1 and directory(above) is None:
         above = path.dirname(above)
@@ -172,7 +176,7 @@ def unheld(cgroup: str, limits: Iterable[str]) -> tuple[str, ...]:
     return () if given is None else tuple(name for name in limits if name.partition(".")[0] not in given)
 
 
-def _held(file: str) -> bool:
+def _limits(file: str) -> bool:
     """Whether a limit is one. Where the controller is not there, neither is its file."""
     try:
         with open(file, encoding="ascii") as limit:

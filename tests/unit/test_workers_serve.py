@@ -50,3 +50,18 @@ def test_a_fault_behind_a_registry_that_can_be_used_again_ends_the_service(
         Store.open(str(state / NAME)).close()
 
     asyncio.run(main())
+
+
+def test_a_directory_that_others_may_use_is_refused_before_the_registry_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o755)
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        (tmp_path / name).mkdir(0o700)
+    monkeypatch.setattr(opening, "attempt", lambda _: pytest.fail("the registry is opened"))
+    assert serve.main(["--bind", str(place / "s")]) == 1
+    assert "must be yours alone" in capsys.readouterr().err
+    assert not list((tmp_path / "XDG_STATE_HOME").iterdir())

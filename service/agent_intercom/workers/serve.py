@@ -109,16 +109,16 @@ async def _serve(
 ) -> int:
     journal = Journal(identifier=IDENTIFIER, stderr=address is not None)
     faults.watch(asyncio.get_running_loop(), journal)
+    if address is not None and not standalone.private(path.dirname(address)):
+        return standalone.refuse(
+            IDENTIFIER, "the directory of the socket must be yours alone: chmod 0700, or choose another"
+        )
     store = await opening.opened(state)
     if address is not None and isinstance(store, NoStore) and store.error.reason == _LOCKED:
         standalone.refuse(IDENTIFIER, "another worker service has the registry")
         return _HELD
     made = None
     if address is not None:
-        if not standalone.private(path.dirname(address)):
-            return standalone.refuse(
-                IDENTIFIER, "the directory of the socket must be yours alone: chmod 0700, or choose another"
-            )
         try:
             given.listeners.append(("workers", standalone.bind(address)))
             made = standalone.identity(address)

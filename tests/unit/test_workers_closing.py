@@ -12,6 +12,7 @@ import pytest
 
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.listening import Door
+from agent_intercom.workers.refusals import Refusals
 from tests.unit.test_workers_peers import HANG, Told, frame
 from tests.unit.test_workers_peers import run as bounded
 from tests.unit.test_workers_service import Run, Stage, run
@@ -67,7 +68,7 @@ def test_a_request_that_is_still_carried_out_when_the_door_closes_is_let_be(tmp_
         return b"x"
 
     async def body() -> None:
-        door = Door(for_ever, Told(), lambda: None)
+        door = Door(for_ever, Refusals(Told()), Told(), lambda: None)
         with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
             listening.bind(str(tmp_path / "s"))
             listening.listen()

@@ -16,6 +16,7 @@ from agent_intercom.workers import contract, refusals
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code, Limits
 from agent_intercom.workers.listening import Origin, Peer
+from agent_intercom.workers.refusals import Refusals
 from agent_intercom.workers.requests import Requests
 from agent_intercom.workers.terms import Caller, Changes
 from tests.unit import workerstage
@@ -35,7 +36,9 @@ async def asked(stage: Stage, action: str, params: dict[str, Any], **caller: Any
     caller = {"scope": SCOPE, **caller}
     request = {"version": 1, "id": "a" * 32, "action": action, "params": params, "caller": caller}
     peer = Peer(origin, _never, lambda _: None)
-    payload = await Requests(stage.service, "/nonexistent").answer(json.dumps(request).encode(), origin, peer)
+    payload = await Requests(stage.service, "/nonexistent", Refusals(stage.journal)).answer(
+        json.dumps(request).encode(), origin, peer
+    )
     answer: dict[str, Any] = json.loads(payload)
     return answer
 
@@ -118,12 +121,13 @@ def test_refusals_that_were_only_counted_are_told_at_the_end(run: Run, monkeypat
     async def body(stage: Stage) -> None:
         told: list[tuple[Event, dict[str, Any]]] = []
         monkeypatch.setattr(stage.journal, "emit", lambda event, **fields: told.append((event, fields)))
-        door = Requests(stage.service, "/nonexistent")
+        counted = Refusals(stage.journal)
+        door = Requests(stage.service, "/nonexistent", counted)
         origin = Origin(1, None)
         for _ in range(refusals.LINES + 7):
             await door.answer(b"{", origin, Peer(origin, _never, lambda _: None))
         assert [event for event, _ in told] == [Event.WORKER_REQUEST_REFUSED] * refusals.LINES
-        door.close()
+        counted.close()
         assert told[-1] == (Event.WORKER_REQUESTS_REFUSED, {"count": 7, "inside": False})
 
     run(body)
@@ -221,14 +225,14 @@ def test_no_more_are_pruned_at_once_than_can_be_told(run: Run, monkeypatch: pyte
     run(body)
 
 
-def test_what_nobody_sees_any_more_is_cleaned_up_by_anybody_and_not_named(run: Run) -> None:
+def test_what_nobody_sees_any_more_is_cleaned_up_by_any_person_and_not_named(run: Run) -> None:
     async def body(stage: Stage) -> None:
         worker = await stage.start(name="secret")
         stage.registry.lost(worker["incarnation"], 1)
         stage.registry._scopes.clear()
-        for who in (Caller(), Caller(session="somebody")):
+        for who, others in ((Caller(), 1), (Caller(session="somebody"), 0)):
             found = await stage.ask("cleanup", who)
-            assert (found["candidates"], found["others"]) == ([], 1)
+            assert (found["candidates"], found["others"]) == ([], others)
         named = await stage.ask("cleanup", Caller(override=True))
         kept = 1 + contract.Lifetimes().dirty_retention_ms
         assert [(each["name"], each["deadline"]) for each in named["candidates"]] == [("secret", kept)]
@@ -277,7 +281,7 @@ def test_what_has_another_scope_id_is_forgotten_with_time_by_a_person_who_learns
         shown = await stage.ask("cleanup", Caller("another-scope-id-1"))
         assert shown["others"] == 1 and worker["id"] not in json.dumps(shown) and "secret" not in json.dumps(shown)
         agent = await stage.ask("cleanup", Caller("another-scope-id-1", "agent"))
-        assert agent["others"] == (0 if known else 1)
+        assert agent["others"] == 0
         done = await stage.ask("cleanup", Caller("another-scope-id-1"), execute=True)
         assert (done["handled"], done["others"], done["errors"]) == (1, 1, 0)
         assert stage.registry.get(worker["id"]) is None and stage.registry.get(young["id"]) is not None

@@ -221,7 +221,7 @@ def test_each_worker_has_a_share_and_those_outside_have_theirs(tmp_path: Path, m
         return json.dumps({"version": 1, "id": number, "ok": True, "result": {"x": "fine"}}).encode()
 
     async def body(address: str, socket_: socket.socket) -> None:
-        door = Door(answer, journal, lambda: None)
+        door = Door(answer, Refusals(journal), journal, lambda: None)
         door.listen(socket_)
         silent: list[socket.socket] = []
 
@@ -260,7 +260,7 @@ def test_half_requests_of_one_worker_are_bounded_together(tmp_path: Path, monkey
 
     async def body(address: str, socket_: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        door = Door(_echo, Told(), lambda: None)
+        door = Door(_echo, Refusals(Told()), Told(), lambda: None)
         door.listen(socket_)
         silent = [socket.socket(socket.AF_UNIX) for _ in range(3)]
         half = struct.pack(">I", contract.MAX_FRAME) + b"x" * 150_000
@@ -337,7 +337,7 @@ def test_a_service_that_has_no_descriptors_left_for_good_says_it_once_and_ends(
 
     async def body(address: str, socket_: socket.socket) -> None:
         journal, starved = Told(), asyncio.Event()
-        door = Door(_echo, journal, lambda: None, starved.set)
+        door = Door(_echo, Refusals(journal), journal, lambda: None, starved.set)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(address)
             with no_descriptors():
@@ -359,7 +359,7 @@ def test_a_shortage_that_passes_ends_nobody(tmp_path: Path, monkeypatch: pytest.
 
     async def body(address: str, socket_: socket.socket) -> None:
         journal, starved = Told(), asyncio.Event()
-        door = Door(_echo, journal, lambda: None, starved.set)
+        door = Door(_echo, Refusals(journal), journal, lambda: None, starved.set)
         door.listen(socket_)
         for number in (1, 2):
             with socket.socket(socket.AF_UNIX) as client:
@@ -408,7 +408,7 @@ def test_the_last_descriptors_do_not_hide_a_shortage(
 
     async def body(address: str, socket_: socket.socket) -> None:
         journal, starved = Told(), asyncio.Event()
-        door = Door(_echo, journal, lambda: None, starved.set)
+        door = Door(_echo, Refusals(journal), journal, lambda: None, starved.set)
         door.listen(socket_)
         with socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)

@@ -253,7 +253,12 @@ class Door:
     """
 
     def __init__(
-        self, handler: Handler, journal: Journal, changed: Callable[[], None], starved: Callable[[], None] | None = None
+        self,
+        handler: Handler,
+        refusals: Refusals,
+        journal: Journal,
+        changed: Callable[[], None],
+        starved: Callable[[], None] | None = None,
     ) -> None:
         self._handler = handler
         self._journal = journal
@@ -262,7 +267,7 @@ class Door:
         self._listeners: list[socket.socket] = []
         self._peers: set[Peer] = set()
         self._inside: defaultdict[str, set[Peer]] = defaultdict(set)
-        self._refusals = Refusals(journal)
+        self._refusals = refusals
         self._greetings: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._starved = starved
@@ -303,7 +308,6 @@ class Door:
             await peer.end()
         for listener in self._listeners:
             listener.close()
-        self._refusals.close()
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_WAKE):

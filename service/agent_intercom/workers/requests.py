@@ -61,16 +61,15 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Requests:
-    """Answers requests. `service` does what they ask for, unless its registry is `unusable`."""
+    """Answers requests. `service` does what they ask for, unless its registry is `unusable`.
 
-    def __init__(self, service: Service, library: str) -> None:
+    `refusals` tells of what was not done.
+    """
+
+    def __init__(self, service: Service, library: str, refusals: Refusals) -> None:
         self._service = service
         self._actions = Actions(service, library)
-        self._refusals = Refusals(service.journal)
-
-    def close(self) -> None:
-        """Tell how many refusals were counted and not told yet."""
-        self._refusals.close()
+        self._refusals = refusals
 
     async def answer(self, payload: bytes, origin: Origin, peer: Peer) -> bytes:
         """The answer to one request. Raises nothing that a request could cause."""

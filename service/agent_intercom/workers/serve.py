@@ -30,6 +30,7 @@ from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.listening import Door
 from agent_intercom.workers.managers import Managers
 from agent_intercom.workers.opening import NoStore
+from agent_intercom.workers.refusals import Refusals
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.requests import Requests
 from agent_intercom.workers.service import Service
@@ -176,8 +177,10 @@ class Main:
         )
         self._timers = Timers(self.service)
         self._again = reattach.Again(self.service)
-        self._requests = Requests(self.service, library)
-        self._door = Door(self._requests.answer, journal, self._changed, self._fail)
+        self._refusals = Refusals(journal)
+        self._door = Door(
+            Requests(self.service, library, self._refusals).answer, self._refusals, journal, self._changed, self._fail
+        )
         self.failed = False
         """Whether it ended because it could not go on, and the next one can."""
 
@@ -287,7 +290,7 @@ class Main:
         await self.service.settle(PATIENCE)
         # Whoever is not answered by now is not: nothing is begun once what is needed for it is closed.
         await self._door.close()
-        self._requests.close()
+        self._refusals.close()
         await self.service.close()
         self._notifier.close()
         self._journal.close()

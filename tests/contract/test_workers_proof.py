@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,15 @@ import pytest
 from agent_intercom.workers import landlock
 from agent_intercom.workers.contract import LEFT_UNIT
 from tests.contract.test_workers_service import until
-from tests.contract.workerhost import HANG, Group, WorkerHost, unified
+from tests.contract.workerhost import HANG, Group, WorkerHost, hosted, unified
 
 pytestmark = pytest.mark.skipif(unified() is None, reason="no control group can be made here")
 
 
 @pytest.fixture
 def host() -> Iterator[WorkerHost]:
-    made = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))
-    with WorkerHost(made) as found:
+    with hosted() as found:
         yield found
-    shutil.rmtree(made)
 
 
 @pytest.fixture

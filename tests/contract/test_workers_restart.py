@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,15 @@ from typing import Any
 import pytest
 
 from agent_intercom.workers.errors import WorkerError
-from tests.contract.workerhost import HANG, WorkerHost, unified
+from tests.contract.workerhost import HANG, WorkerHost, hosted, unified
 
 pytestmark = pytest.mark.skipif(unified() is None, reason="no control group can be made here")
 
 
 @pytest.fixture
 def host() -> Iterator[WorkerHost]:
-    made = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))
-    with WorkerHost(made) as found:
+    with hosted() as found:
         yield found
-    shutil.rmtree(made)
 
 
 def _gone(directory: Path) -> None:

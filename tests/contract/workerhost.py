@@ -20,8 +20,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -281,6 +282,15 @@ class WorkerHost:
 
     def clear(self) -> None:
         shutil.rmtree(self.directory)
+
+
+@contextlib.contextmanager
+def hosted() -> Iterator[WorkerHost]:
+    """One in a directory of its own, which goes with it."""
+    made = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))
+    with WorkerHost(made) as found:
+        yield found
+    shutil.rmtree(made)
 
 
 def main(directory: str, group: str, idle: str = "", descriptor: str = "") -> None:

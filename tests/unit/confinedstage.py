@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,13 @@ class Place:
 
 def needs(abi: int) -> pytest.MarkDecorator:
     return pytest.mark.skipif(abi > ABI, reason=f"the kernel's Landlock has ABI {ABI}, this takes {abi}")
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is not confined, and waits."""
+    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.communicate()

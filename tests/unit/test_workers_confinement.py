@@ -21,7 +21,7 @@ from agent_intercom.workers.confinement import Means
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.spec import Confinement
-from tests.unit.confinedstage import PREAMBLE, SERVICE, Place, needs
+from tests.unit.confinedstage import PREAMBLE, SERVICE, Place, needs, waiting
 
 
 @pytest.fixture
@@ -237,12 +237,8 @@ def test_no_program_has_more_rights(place: Place) -> None:
 
 @pytest.fixture
 def outsider() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is not confined, and waits."""
-    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
+    with waiting() as process:
         yield process
-    finally:
-        process.communicate()
 
 
 @needs(1)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent_intercom.workers import confinement, seccomp
-from tests.unit.confinedstage import SERVICE, Place, needs
+from tests.unit.confinedstage import SERVICE, Place, needs, waiting
 
 pytestmark = pytest.mark.skipif(confinement.abi() < 1 or not confinement.filters(), reason="no Landlock, or no filter")
 
@@ -35,12 +35,8 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def outsider() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is not confined, and waits."""
-    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
+    with waiting() as process:
         yield process
-    finally:
-        process.communicate()
 
 
 def test_no_process_is_born_in_another_control_group(place: Place) -> None:

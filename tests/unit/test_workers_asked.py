@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from agent_intercom.workers import confinement, lookers, orders, pausing, places, removing, runworker
+from agent_intercom.workers import confinement, environment, lookers, orders, pausing, places, removing, runworker
 from agent_intercom.workers.contract import Code
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.records import Worker
@@ -54,7 +54,7 @@ def test_paths_are_no_longer_and_no_more_than_can_be_looked_at(run: Run, monkeyp
 def test_a_disk_that_does_not_answer_keeps_nobody_else_waiting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     looked, answers = threading.Event(), threading.Event()
 
-    def hang(place: Place) -> Place:
+    def hang(place: Place, _: str) -> Place:
         looked.set()
         assert answers.wait(20)
         return place
@@ -97,6 +97,29 @@ def test_a_role_is_looked_at_once_and_beside_the_service(
         named = order.launch.environment
         assert named["AGENT_INTERCOM_WORKER_ID"] == answer["worker"]["id"]
         assert order.launch.exit_file.endswith(f"worker-{named['AGENT_INTERCOM_WORKER_INCARNATION_ID']}/exit.json")
+
+    run(body)
+
+
+def test_nothing_but_its_own_is_looked_at_in_the_service_when_a_person_starts_a_worker(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looked: set[str] = set()
+    real = environment.finds_command
+
+    def finds(environ: Mapping[str, str]) -> bool:
+        looked.add(threading.current_thread().name)
+        return real(environ)
+
+    async def body(stage: Stage) -> None:
+        (tmp_path / "orchestrate").touch(0o755)
+        monkeypatch.setattr(stage.actions, "_library", str(tmp_path))
+        monkeypatch.setattr(environment, "finds_command", finds)
+        worker = await stage.start(environment={"PATH": "/nonexistent"})
+        stage.registry.lost(worker["incarnation"], 1)
+        await stage.ask("restart", worker=worker["id"])
+        assert looked == {"paths"}
+        assert [order.launch.environment["PATH"] for order in stage.orders] == [f"/nonexistent:{tmp_path}"] * 2
 
     run(body)
 

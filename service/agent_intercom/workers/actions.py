@@ -186,7 +186,6 @@ class Actions:
             place=place,
             runtime_dir=self._service.runtime_dir,
             state_dir=self._service.state_dir,
-            library=self._library,
             parent_unit=None if parent is None else parent.unit,
             **how,
         )
@@ -212,7 +211,7 @@ class Actions:
             task=asked.task is not None,
         )
         orders.plausible(place)
-        place = await self._lookers.look(_whose(caller), orders.settled, place)
+        place = await self._lookers.look(_whose(caller), orders.settled, place, self._library)
         if parent is not None:
             own = places.read(self._service.place_of(parent))
             place = orders.narrowed(place, own, places.scratch_of(self._service.state_dir, parent.incarnation))
@@ -281,7 +280,7 @@ class Actions:
         place = None if seen.run is not None else places.read(self._service.place_of(seen))
         if place is not None:
             # Nothing is ended that could not be begun again.
-            await self._lookers.look(_whose(caller), orders.check_again, place, self._library)
+            place = await self._lookers.look(_whose(caller), orders.check_again, place, self._library)
         await self._admit()
         # By its id: its name may be another's by now.
         stopping = self._registry.restart(caller, seen.id, now_ms())

@@ -99,17 +99,25 @@ def check(place: Place) -> None:
         raise WorkerError(Code.INVALID, "it is not an absolute path of a directory that is there", "directory")
 
 
-def settled(place: Place) -> Place:
-    """The same, checked, with what the paths lead to now, so that a restart gives exactly that."""
+def settled(place: Place, library: str) -> Place:
+    """The same, checked, with what the paths lead to now, so that a restart gives exactly that.
+
+    `library` is the directory of the launchers, by which who is started finds `orchestrate`.
+    """
     check(place)
     directory = path.realpath(place.directory)
     limits = confined(place)
     writable = None if limits is None else tuple(confinement.settled(limits).writable)
-    return replaced(place, directory=directory, writable=writable)
+    return replaced(place, directory=directory, writable=writable, environment=_finding(place, library))
 
 
-def check_again(place: Place, library: str) -> None:
-    """Raise WorkerError where a worker could not be started with this once more; `library` is as that of `of_person`.
+def _finding(place: Place, library: str) -> dict[str, str]:
+    """Its variables, by which `orchestrate` is found; the directories of their PATH are looked at."""
+    return environment.with_command(place.environment, environment.commands_of(library))
+
+
+def check_again(place: Place, library: str) -> Place:
+    """What a worker is started with once more; `library` as that of `settled`. Raises WorkerError where it cannot be.
 
     Of its command only that it is there is looked at: whether it can be executed shows when it is.
     """
@@ -119,10 +127,11 @@ def check_again(place: Place, library: str) -> None:
         text = "a directory that it may write is behind a link that was not there when it was started"
         raise WorkerError(Code.INVALID, text, "writable")
     name = place.arguments[0]
-    search = environment.with_command(place.environment, environment.commands_of(library)).get("PATH", os.defpath)
-    where = [""] if "/" in name else search.split(os.pathsep)
+    variables = _finding(place, library)
+    where = [""] if "/" in name else variables.get("PATH", os.defpath).split(os.pathsep)
     if not any(path.lexists(path.join(place.directory, directory, name)) for directory in where):
         raise WorkerError(Code.COMMAND_NOT_FOUND, "the command was not found", "command")
+    return replaced(place, environment=variables)
 
 
 def admit(limits: Confinement | None) -> None:
@@ -172,16 +181,14 @@ def of_person(
     *,
     runtime_dir: str,
     state_dir: str,
-    library: str,
     parent_unit: str | None,
     task: str | None = None,
     fresh: bool = False,
     again: bool = False,
 ) -> Order:
-    """The start of a worker outside runs; its place and its scratch directory are made.
+    """The start of a worker outside runs; its place and its scratch directory are made. Looks at no other path.
 
-    `library` is the directory of the launchers. `again`: it was started before, and its place is there. Raises
-    WorkerError; the caller removes what was made.
+    `again`: it was started before, and its place is there. Raises WorkerError; the caller removes what was made.
     """
     directory = places.of_worker(runtime_dir, worker.id)
     scratch = places.scratch_of(state_dir, worker.incarnation)
@@ -196,22 +203,9 @@ def of_person(
         places.make(output)
     places.make_scratch(scratch)
     limits = confined(place)
-    added = {contract.TASK_ENVIRONMENT: places.task_file(directory)} if place.task else {}
-    added |= {contract.MANAGER_ENVIRONMENT: place.session} if place.session else {}
-    added |= {FRESH_ENVIRONMENT: "1"} if fresh else {}
-    variables = environment.build(
-        place.environment,
-        scope=place.scope,
-        identity=environment.Identity(worker.id, worker.incarnation, worker.generation),
-        scratch=scratch,
-        confined=limits is not None,
-        read_only=limits is not None and not any(_below(place.directory, name) for name in limits.writable),
-        added=added,
-        commands=environment.commands_of(library),
-    )
     launch = Launch(
         arguments=place.arguments,
-        environment=variables,
+        environment=_variables(worker, place, directory, scratch, fresh),
         directory=place.directory,
         exit_file=places.exit_file(directory),
         scratch=scratch,
@@ -227,6 +221,23 @@ def of_person(
         limits=limited("kill", place.memory_max, place.memory_high, place.tasks_max),
         enforced=enforced(limits),
         keep_place=again,
+    )
+
+
+def _variables(worker: Worker, place: Place, directory: str, scratch: str, fresh: bool) -> dict[str, str]:
+    """All variables of a worker outside runs, whose place is `directory`."""
+    limits = confined(place)
+    added = {contract.TASK_ENVIRONMENT: places.task_file(directory)} if place.task else {}
+    added |= {contract.MANAGER_ENVIRONMENT: place.session} if place.session else {}
+    added |= {FRESH_ENVIRONMENT: "1"} if fresh else {}
+    return environment.build(
+        place.environment,
+        scope=place.scope,
+        identity=environment.Identity(worker.id, worker.incarnation, worker.generation),
+        scratch=scratch,
+        confined=limits is not None,
+        read_only=limits is not None and not any(_below(place.directory, name) for name in limits.writable),
+        added=added,
     )
 
 

@@ -29,7 +29,7 @@ from agent_intercom.workers import (
 )
 from agent_intercom.workers.clock import now_ms
 from agent_intercom.workers.contract import Code, Lifetimes, Limits, Outcome
-from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.errors import BUSY, Unusable, WorkerError
 from agent_intercom.workers.managers import Managers
 from agent_intercom.workers.places import Place
 from agent_intercom.workers.provisioning import Order
@@ -375,7 +375,7 @@ def test_units_without_a_row_are_listed_and_ended_for_a_person_who_says_so(run: 
         assert [(each["unit"], each["run"]) for each in shown["strays"]] == [(STRAY, None), (of_run, "00ff")]
         assert shown["strays"][0]["programs"] and "strays_ended" not in shown
         assert (await stage.ask("health"))["strays"] == 2
-        stage.service.unusable = WorkerError(Code.STORE, "it is held open", "store")
+        stage.service.unusable = Unusable(BUSY, "it is held open", "store")
         health = await stage.ask("health")
         assert (health["strays"], health["store"], health["unusable"]) == (None, "store_unusable", "it is held open")
         stage.service.unusable = None

@@ -15,7 +15,8 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-from agent_intercom.workers import schema
+from agent_intercom.host import sqlite
+from agent_intercom.workers import errors, schema
 from agent_intercom.workers.contract import Code, Limits
 from agent_intercom.workers.records import Event, Generation, Worker
 from agent_intercom.workers.store import Store, StoreError
@@ -346,3 +347,8 @@ def test_every_field_of_a_worker_has_a_column() -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+def test_the_reasons_that_are_told_without_sqlite_are_those_that_it_gives() -> None:
+    for name in ("READ_ONLY", "FULL", "IO", "BUSY", "LOCKED"):
+        assert getattr(errors, name) == getattr(sqlite, name)

@@ -20,11 +20,11 @@ from agent_intercom.host.scopes import ScopeState, Started
 from agent_intercom.workers import actions, ending, pausing, provisioning, reattach, recording, service
 from agent_intercom.workers.clock import STEP_MS, Clock, now_ms
 from agent_intercom.workers.contract import Code
-from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.errors import CHANGED, FULL, Unusable, WorkerError
 from agent_intercom.workers.managers import Managers
 from agent_intercom.workers.records import Worker
 from agent_intercom.workers.service import Running
-from agent_intercom.workers.store import CHANGED, StoreError
+from agent_intercom.workers.store import StoreError
 from agent_intercom.workers.terms import Caller, Due, Wanted, Work
 from agent_intercom.workers.timers import Timers
 from agent_intercom.workers.watching import Watch
@@ -57,9 +57,9 @@ def row(stage: Stage, worker: dict[str, Any]) -> Worker:
 # A disk that is full.
 
 
-class Full(WorkerError):
+class Full(Unusable):
     def __init__(self) -> None:
-        super().__init__(Code.STORE, "full", "store")
+        super().__init__(FULL, "full", "store")
 
 
 def test_a_full_disk_prevents_no_stop_and_the_answer_says_that_it_is_not_written_down(

@@ -1,7 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception of this layer."""
+"""The one exception of this layer, and the one of it that says more."""
 
 from __future__ import annotations
+
+from typing import Final
+
+from agent_intercom.workers.contract import Code
+
+READ_ONLY: Final = "STATE_READ_ONLY"
+FULL: Final = "STATE_FULL"
+IO: Final = "STATE_IO"
+BUSY: Final = "STATE_BUSY"
+LOCKED: Final = "STATE_LOCKED"
+FOREIGN: Final = "STATE_FOREIGN"
+NEWER: Final = "STATE_NEWER"
+DAMAGED: Final = "STATE_DAMAGED"
+CHANGED: Final = "STATE_CHANGED"
+"""Why the registry's database cannot be used. The first five are those of `host.sqlite`, without importing SQLite."""
 
 
 class WorkerError(Exception):
@@ -16,3 +31,11 @@ class WorkerError(Exception):
         self.code = code
         self.text = text
         self.field = field
+
+
+class Unusable(WorkerError):
+    """The registry could not be read or written, and is as it was. `reason` is one of the codes above."""
+
+    def __init__(self, reason: str, text: str, field: str) -> None:
+        super().__init__(Code.STORE, text, field)
+        self.reason = reason

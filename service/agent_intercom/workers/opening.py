@@ -14,12 +14,13 @@ from os import path
 from typing import TYPE_CHECKING, Final
 
 from agent_intercom.host import faults
-from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers import errors
+from agent_intercom.workers.errors import Unusable
 from agent_intercom.workers.terms import Changes, Loaded
 
 if TYPE_CHECKING:
     from agent_intercom.host.journal import Journal
-    from agent_intercom.workers.store import Store, StoreError
+    from agent_intercom.workers.store import Store
 
 PATIENCE: Final = 5.0
 """Seconds for another program to let go of the file before anybody is served."""
@@ -28,7 +29,6 @@ FIRST: Final = 2.0
 LONGEST: Final = 15.0
 """Seconds between two looks after that, the first and the longest."""
 
-_BUSY: Final = "STATE_BUSY"
 _LOOK: Final = 0.1
 
 
@@ -37,12 +37,12 @@ class NoStore:
 
     set_aside: str | None = None
 
-    def __init__(self, error: StoreError) -> None:
+    def __init__(self, error: Unusable) -> None:
         self.error = error
 
     def apply(self, changes: Changes) -> None:
         if changes:
-            raise WorkerError(self.error.code, self.error.text, self.error.field)
+            raise Unusable(self.error.reason, self.error.text, self.error.field)
 
     def load(self) -> Loaded:
         return Loaded()
@@ -59,7 +59,7 @@ async def opened(state: str, patience: float = PATIENCE) -> Store | NoStore:
     deadline = asyncio.get_running_loop().time() + patience
     while True:
         found = attempt(state)
-        held = isinstance(found, NoStore) and found.error.reason == _BUSY
+        held = isinstance(found, NoStore) and found.error.reason == errors.BUSY
         if not held or asyncio.get_running_loop().time() >= deadline:
             return found
         await asyncio.sleep(_LOOK)
@@ -67,11 +67,11 @@ async def opened(state: str, patience: float = PATIENCE) -> Store | NoStore:
 
 def attempt(state: str) -> Store | NoStore:
     """The store in the directory `state`, or why there is none."""
-    from agent_intercom.workers.store import NAME, Store, StoreError
+    from agent_intercom.workers.store import NAME, Store
 
     try:
         return Store.open(path.join(state, NAME))
-    except StoreError as error:
+    except Unusable as error:
         return NoStore(error)
 
 

@@ -12,27 +12,29 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from agent_intercom.host.journal import Event, Journal
+from agent_intercom.workers import errors
 from agent_intercom.workers.contract import Code
-from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.errors import Unusable, WorkerError
 from agent_intercom.workers.registry import Registry
 from agent_intercom.workers.terms import Changes
 
 RETRY: Final = 2.0
 """Seconds after which what could not be written down is tried again, where no other change does."""
 
-_PASSING: Final = frozenset({"STATE_BUSY", "STATE_FULL", "STATE_IO", "STATE_READ_ONLY"})
+_PASSING: Final = frozenset({errors.BUSY, errors.FULL, errors.IO, errors.READ_ONLY})
 """Why a database may not be usable now and be so later; of anything else the next service makes something better."""
 
 
 class Keeper(Protocol):
     """What remembers: `store.Store`."""
 
-    def apply(self, changes: Changes) -> None: ...
+    def apply(self, changes: Changes) -> None:
+        """Raises Unusable."""
 
 
-def passing(error: WorkerError) -> bool:
+def passing(error: Unusable) -> bool:
     """Whether what keeps a database from being used may go away by itself."""
-    return getattr(error, "reason", "STATE_IO") in _PASSING
+    return error.reason in _PASSING
 
 
 def ending() -> WorkerError:
@@ -55,7 +57,7 @@ class Recording:
         self.behind = ""
         self.over = False
         """Whether nothing is begun any more: the service ends."""
-        self.unusable: WorkerError | None = None
+        self.unusable: Unusable | None = None
         self._lasting = False
         self._retry: asyncio.TimerHandle | None = None
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +96,7 @@ class Recording:
         changes = self.registry.take()
         try:
             self.store.apply(changes)
-        except WorkerError as error:
+        except Unusable as error:
             self.registry.keep(changes)
             if not self.behind:
                 self.journal.emit(Event.STORE_DEGRADED, code=error.code)

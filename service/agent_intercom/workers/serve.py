@@ -24,7 +24,7 @@ from agent_intercom.host.journal import Event, Journal
 from agent_intercom.host.notify import Notifier
 from agent_intercom.orchestration import runtime
 from agent_intercom.orchestration.errors import Refusal
-from agent_intercom.workers import clock, opening, places, reattach, recording
+from agent_intercom.workers import clock, errors, opening, places, reattach, recording
 from agent_intercom.workers.contract import Lifetimes, Limits
 from agent_intercom.workers.errors import WorkerError
 from agent_intercom.workers.listening import Door
@@ -71,9 +71,6 @@ PROVING = 5.0
 
 _HELD: Final = 3
 
-_LOCKED: Final = "STATE_LOCKED"
-_DAMAGED: Final = "STATE_DAMAGED"
-
 
 def main(argv: Sequence[str] = ()) -> int:
     """Serve until told to end, or nothing is to be watched. Returns the exit status."""
@@ -115,7 +112,7 @@ async def _serve(
             IDENTIFIER, "the directory of the socket must be yours alone: chmod 0700, or choose another"
         )
     store = await opening.opened(state)
-    if address is not None and isinstance(store, NoStore) and store.error.reason == _LOCKED:
+    if address is not None and isinstance(store, NoStore) and store.error.reason == errors.LOCKED:
         standalone.refuse(IDENTIFIER, "another worker service has the registry")
         return _HELD
     made = None
@@ -227,7 +224,7 @@ class Main:
             self.service.spawn(self._sweep(finding))
         else:
             # What a damaged registry knew of may live: its files are not taken from it.
-            self._journal.emit(Event.WORKERS_SET_ASIDE, code=_DAMAGED)
+            self._journal.emit(Event.WORKERS_SET_ASIDE, code=errors.DAMAGED)
         return finding.result() if finding.done() else reattach.Found(len(self.service.running), 0)
 
     async def _sweep(self, finding: asyncio.Task[reattach.Found]) -> None:
@@ -238,7 +235,7 @@ class Main:
         """Tell why the registry cannot be used, where that was not told yet."""
         before = self.service.unusable
         self.service.unusable = store.error
-        if before is None or getattr(before, "reason", "") != store.error.reason:
+        if before is None or before.reason != store.error.reason:
             self._journal.emit(Event.WORKERS_REFUSED, code=store.error.reason)
 
     async def _opened(self, store: Store | NoStore) -> None:
@@ -328,7 +325,7 @@ class Main:
 
     def _status(self) -> str:
         if self.service.unusable is not None:
-            return f"degraded: the registry cannot be used ({getattr(self.service.unusable, 'reason', '')})"
+            return f"degraded: the registry cannot be used ({self.service.unusable.reason})"
         live = len(self.service.registry.live())
         watched = f"watching {live} worker{'' if live == 1 else 's'}"
         return watched if self.store.set_aside is None else f"{watched}; a damaged registry is set aside"

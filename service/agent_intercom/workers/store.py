@@ -21,8 +21,8 @@ import msgspec
 
 from agent_intercom.host import privatefiles, sqlite
 from agent_intercom.workers import schema
-from agent_intercom.workers.contract import Code, Limits
-from agent_intercom.workers.errors import WorkerError
+from agent_intercom.workers.contract import Limits
+from agent_intercom.workers.errors import CHANGED, DAMAGED, FOREIGN, NEWER, Unusable
 from agent_intercom.workers.records import Event, Generation, Incarnation, Key
 from agent_intercom.workers.terms import Changes, Loaded
 
@@ -30,11 +30,6 @@ NAME = "workers.sqlite3"
 LOCK_SUFFIX = ".lock"
 BUSY_TIMEOUT_MS = 50
 CHECKPOINT_PAGES = 256
-
-FOREIGN = "STATE_FOREIGN"
-NEWER = "STATE_NEWER"
-DAMAGED = "STATE_DAMAGED"
-CHANGED = "STATE_CHANGED"
 
 _TEXTS = {
     sqlite.READ_ONLY: "the state directory cannot be written",
@@ -58,12 +53,11 @@ _HEADER = 100
 _T = TypeVar("_T")
 
 
-class StoreError(WorkerError):
-    """The registry could not be read or written, and is as it was. `reason` says why; the text holds no path."""
+class StoreError(Unusable):
+    """The same, with a text that says it, and holds no path."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(Code.STORE, _TEXTS[reason], NAME)
-        self.reason = reason
+        super().__init__(reason, _TEXTS[reason], NAME)
 
 
 class Store:

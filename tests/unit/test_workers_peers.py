@@ -78,7 +78,7 @@ async def received(ours: socket.socket, length: int) -> bytes:
 
 @pytest.mark.parametrize("begun", [b"", b"\0", frame(b"xyz")[:-1]])
 def test_who_says_nothing_or_half_of_something_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    monkeypatch.setattr(listening, "PATIENCE", 0.05)
+    monkeypatch.setattr(listening, "ASKING", 0.05)
 
     async def body() -> None:
         ours, peer = await connected()
@@ -97,7 +97,7 @@ def test_who_was_answered_may_be_silent_but_not_begin_and_never_end(monkeypatch:
         with ours:
             await loop.sock_sendall(ours, frame(b"one"))
             await received(ours, 7)
-            monkeypatch.setattr(listening, "PATIENCE", 0.0)
+            monkeypatch.setattr(listening, "ASKING", 0.0)
             for _ in range(20):
                 await asyncio.sleep(0)
             await loop.sock_sendall(ours, frame(b"two"))

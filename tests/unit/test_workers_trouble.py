@@ -601,7 +601,7 @@ def test_who_stands_still_is_not_ended_for_the_sake_of_time(
     """Frozen itself it is taken as paused; with its slice it is looked at again."""
     frozen = [True]
     monkeypatch.setattr(cgroups, "frozen", lambda _: frozen[0])
-    monkeypatch.setattr(cgroups, "held", lambda _: held)
+    monkeypatch.setattr(cgroups, "frozen_itself", lambda _: held)
 
     async def body(stage: Stage) -> None:
         worker = await stage.start(lifetimes=actions.Durations(runtime_ms=1))

@@ -78,7 +78,7 @@ def frozen(cgroup: str) -> bool:
         return events.frozen()
 
 
-def held(cgroup: str) -> bool:
+def frozen_itself(cgroup: str) -> bool:
     """Whether it is a control group itself that is to be frozen, and not only one above it; not where it is gone."""
     found = directory(cgroup)
     with contextlib.suppress(OSError):

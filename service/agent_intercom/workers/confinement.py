@@ -191,7 +191,7 @@ def _devices() -> Iterable[tuple[int, int]]:
     """Descriptors of what is no file of anybody, with the rights; what a machine lacks is left out."""
     from agent_intercom.workers import landlock
 
-    places = [(name, landlock.DEVICE) for name in _DEVICES] + [(SHARED_MEMORY, landlock.SHARED_MEMORY)]
+    places = [(name, landlock.DEVICE) for name in _DEVICES] + [(SHARED_MEMORY, landlock.IN_SHARED_MEMORY)]
     for name, rights in places:
         try:
             descriptor = os.open(name, os.O_PATH | os.O_CLOEXEC)

@@ -42,7 +42,7 @@ DIRECTORY: Final = (
 )
 """All that is done in a directory of one's own. Device nodes are not among it: root could make a disk's."""
 
-SHARED_MEMORY: Final = WRITE_FILE | REMOVE_FILE | MAKE_REG | TRUNCATE
+IN_SHARED_MEMORY: Final = WRITE_FILE | REMOVE_FILE | MAKE_REG | TRUNCATE
 """What shm_open(3) and sem_open(3) do, directly in their directory: regular files. A rule holds at any depth below."""
 
 DEVICE: Final = WRITE_FILE | IOCTL_DEV

@@ -36,7 +36,7 @@ OF_WORKERS: Final = 384
 OF_ONE: Final = 16
 """How many are for those who are in one worker."""
 
-PATIENCE: Final = 10.0
+ASKING: Final = 10.0
 """Seconds for the first request to come, and for the rest of any that has begun."""
 
 READING: Final = 60.0
@@ -185,7 +185,7 @@ class Peer(asyncio.Protocol):
             await asyncio.wait([self._task])
 
     async def _serve(self) -> None:
-        deadline: float | None = asyncio.get_running_loop().time() + PATIENCE
+        deadline: float | None = asyncio.get_running_loop().time() + ASKING
         try:
             while (payload := await self._next(deadline)) is not None:
                 deadline = None
@@ -212,7 +212,7 @@ class Peer(asyncio.Protocol):
             if self._transport is not None and not self._stopped:
                 self._transport.resume_reading()
             if deadline is None and self.held:
-                deadline = asyncio.get_running_loop().time() + PATIENCE
+                deadline = asyncio.get_running_loop().time() + ASKING
             self._arrived.clear()
             await self._comes(self._arrived, None if self._stopped else deadline)
         return None

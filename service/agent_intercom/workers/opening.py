@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent_intercom.host.journal import Journal
     from agent_intercom.workers.store import Store
 
-PATIENCE: Final = 5.0
+LETTING_GO: Final = 5.0
 """Seconds for another program to let go of the file before anybody is served."""
 
 FIRST: Final = 2.0
@@ -51,7 +51,7 @@ class NoStore:
         """Nothing was opened."""
 
 
-async def opened(state: str, patience: float = PATIENCE) -> Store | NoStore:
+async def opened(state: str, patience: float = LETTING_GO) -> Store | NoStore:
     """The store in the directory `state`.
 
     Another program that holds the file is waited for, at most `patience` seconds.

@@ -86,13 +86,13 @@ def stilled(service: Service, incarnation: str, still: bool) -> None:
         return
     if not still:
         service.registry.resumed(incarnation, now_ms())
-    elif cgroups.held(worker.placed.control_group):
+    elif cgroups.frozen_itself(worker.placed.control_group):
         service.registry.paused(incarnation, now_ms())
     service.record()
 
 
-def still(service: Service, incarnation: str) -> bool:
-    """Whether a worker stands still now; its record says so then."""
+def note_if_still(service: Service, incarnation: str) -> bool:
+    """Whether a worker stands still now; where it does, have its record say so."""
     worker = service.registry.of(incarnation)
     if worker is None or worker.placed is None or not pauses.frozen(worker.placed.control_group):
         return False

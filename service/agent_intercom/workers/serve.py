@@ -63,7 +63,7 @@ LAUNCHER: Final = "orchestrate-launcher"
 IDLE: Final = 30.0
 """Seconds without a worker and a connection, after which it ends: the next connection starts it again."""
 
-PATIENCE: Final = 7.0
+SETTLING: Final = 7.0
 """Seconds for what is under way when it is told to end."""
 
 PROVING = 5.0
@@ -284,7 +284,7 @@ class Main:
         if self._reopening is not None:
             await self._reopening.close()
         self._journal.emit(Event.WORKERS_STOPPING, reason=self._reason, live=len(self.service.registry.live()))
-        await self.service.settle(PATIENCE)
+        await self.service.settle(SETTLING)
         # Whoever is not answered by now is not: nothing is begun once what is needed for it is closed.
         await self._door.close()
         self._refusals.close()

@@ -57,7 +57,7 @@ class Timers:
         registry, now = self._service.registry, now_ms()
         for due in registry.due(now):
             idle = due.work == Work.CHECKPOINT or due.reason == StopReason.IDLE
-            if pausing.still(self._service, due.incarnation):
+            if pausing.note_if_still(self._service, due.incarnation):
                 # It can neither save its work nor get any further. With its slice it is thawed at some time.
                 self._held = asyncio.get_running_loop().time() + _HOLDING
             elif idle and self._worked(due):

@@ -244,6 +244,7 @@ def test_a_worker_is_in_a_scope_unit_in_the_slice_of_its_run(hosting: Hosting) -
         "result": "success",
         "status_text": "",
         "enforced": [],
+        "unenforced": [],
         "exit": None,
         "paused": False,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,40 +69,34 @@ def test_file_systems_that_can_less(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert place.read_bytes() == origin.read_bytes()
 
 
+def grow(origin: Path) -> None:
+    assert origin.stat().st_size < 1_000_000, "it is chased"
+    with origin.open("ab") as file:
+        file.write(b"x" * 10_000)
+
+
+def cut_off(origin: Path) -> None:
+    os.truncate(origin, 6_000)
+
+
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_file_that_grows_is_not_chased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+@pytest.mark.parametrize(("change", "length"), [(grow, 10_000), (cut_off, 6_000)])
+def test_a_file_that_grows_is_not_chased_and_one_that_is_cut_off_ends_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], length: int, reads: bool
+) -> None:
     origin, place = tmp_path / "origin", tmp_path / "place"
     origin.write_bytes(contents(10_000))
     real = os.copy_file_range
 
-    def growing(source: int, target: int, count: int, *offsets: int) -> int:
-        assert origin.stat().st_size < 1_000_000, "it is chased"
-        with origin.open("ab") as file:
-            file.write(b"x" * 10_000)
+    def changing(source: int, target: int, count: int, *offsets: int) -> int:
+        change(origin)
         if reads:
             raise OSError(errno.EXDEV, "")
         return real(source, target, min(count, 4_000), *offsets)
 
-    monkeypatch.setattr(os, "copy_file_range", growing)
+    monkeypatch.setattr(os, "copy_file_range", changing)
     copying.copy(str(origin), str(place))
-    assert place.read_bytes() == contents(10_000)
-
-
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_file_that_is_cut_off_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
-    origin, place = tmp_path / "origin", tmp_path / "place"
-    origin.write_bytes(contents(10_000))
-    real = os.copy_file_range
-
-    def shrinking(source: int, target: int, count: int, *offsets: int) -> int:
-        os.truncate(origin, 6_000)
-        if reads:
-            raise OSError(errno.EXDEV, "")
-        return real(source, target, min(count, 4_000), *offsets)
-
-    monkeypatch.setattr(os, "copy_file_range", shrinking)
-    copying.copy(str(origin), str(place))
-    assert place.read_bytes() == contents(6_000)
+    assert place.read_bytes() == contents(length)
 
 
 def test_nothing_is_written_over_and_no_link_read(tmp_path: Path) -> None:
